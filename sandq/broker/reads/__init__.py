@@ -1,1 +1,1 @@
-"""Consistent reads of the groups that this node leads, and commands to several groups at once."""
+"""Read the state of groups consistently, and send commands to several groups at once."""

@@ -1,6 +1,6 @@
-"""Send commands to several groups at once, or read them.
+"""Send commands to several Raft groups at once, or confirm reads of several groups at once.
 
-If there are thousands of groups, about a hundred are asked per iteration of the loop.
+If there are thousands of groups, each iteration of the event loop serves about a hundred of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.errors import SandqError
 
 GROUP_WORK: Final = 4
-"""Units of work of one group in a time slice."""
+"""Units of work that one group costs in a time slice."""
 
 
 async def read_all(hosts: Sequence[RaftGroup]) -> None:
@@ -30,7 +30,8 @@ async def read_all(hosts: Sequence[RaftGroup]) -> None:
 
 
 async def call_all(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
-    """Submit all commands at once, and return their results. Raise the first error, after all results have come."""
+    """Submit all commands at once, wait for all results, and return them. If a command failed, raise the first
+    error."""
     results = await answers_of(commands)
     for result in results:
         if isinstance(result, SandqError):
@@ -39,9 +40,9 @@ async def call_all(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
 
 
 async def answers_of(commands: Sequence[tuple[RaftGroup, Any]], line: Hashable | None = None) -> list[Any]:
-    """Submit all commands at once, and return their results, with a SandqError in place of each that failed.
+    """Submit all commands at once, and return their results. The result of a failed command is its SandqError.
 
-    `line`: the flow, see `RaftGroup.submit`."""
+    `line`: see `RaftGroup.submit`."""
     results: list[Any] = [None] * len(commands)
     left = len(commands)
     finished = trio.Event()

@@ -1,7 +1,8 @@
-"""Let watchers of the keys of compacted topics wait for changes.
+"""Let watchers wait for changes of keys of compacted topics.
 
-Whenever an entry was applied, all watchers of the partition are served in one visit of the apply thread. A watcher
-without changes continues to wait from the position that was scanned, until its time is over.
+Whenever an entry is applied, one call on the apply thread serves all watchers of the partition. Such a call is a visit.
+If the visit finds no changes for a watcher, the watcher waits further, from the scanned position on, until its
+deadline.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from sandq.partition.kv.watch import Changes, Watch
 WATCHERS_MOST = 10_000
 """Maximum number of watchers of one partition."""
 VISIT_WATCHERS = 1000
-"""Maximum number of watchers served in one visit."""
+"""Maximum number of watchers that one visit serves."""
 VISIT_BYTES = 8 << 20
-"""Bytes of scanned log after which a visit ends. The remaining watchers are served first in the next visit."""
+"""Bytes of scanned log after which a visit ends. The next visit serves the remaining watchers first."""
 
 
 class _Watcher:
@@ -33,19 +34,20 @@ class _Watcher:
     def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, output: Output) -> None:
         self.output = output
         self.size = 0
-        """Bytes that are charged for its result."""
+        """Bytes that are charged to `output` for the result."""
         self.watch = watch
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.deadline_s = deadline_s
         self.index = -1
-        """Raft index up to which the log was scanned; -1 if there is more to scan."""
+        """Raft index up to which the log was scanned; -1 if the last scan did not reach the end."""
         self.found: outcome.Outcome[Changes] | None = None
         self.is_given_up = False
         self._woken = trio.Event()
 
     def on_scan(self, found: outcome.Outcome[Changes], index: int, now_s: float) -> None:
-        """Handle the result of a scan of the entries up to an index, which may be empty."""
+        """Handle the result of a scan up to Raft index `index`. If there are no changes, wait further until the
+        deadline."""
         if isinstance(found, outcome.Value):
             through, mark, pieces, is_behind, _ = found.value
             if not pieces and self.watch.after is not None and now_s < self.deadline_s:
@@ -63,7 +65,7 @@ class _Watcher:
         self._woken.set()
 
     def put_off(self) -> None:
-        """Wake the request without a result, because its client has not accepted earlier ones."""
+        """Wake the request without a result, because its client must first accept earlier replies."""
         self._woken.set()
 
     async def wait(self) -> None:
@@ -72,8 +74,8 @@ class _Watcher:
         self._woken = trio.Event()
 
     def is_over(self, index: int, now_s: float) -> bool:
-        """Return whether the time of the watch has ended without changes. If so, set its result: the scanned
-        position."""
+        """Return whether the deadline of the watch has passed without changes. If so, set its result: no changes, and
+        the scanned position."""
         after, mark = self.watch.after, self.watch.mark
         if self.index < index or now_s < self.deadline_s or after is None or mark is None:
             return False
@@ -85,7 +87,7 @@ class KvWatches:
     """The watchers of this node's partitions."""
 
     def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """`nursery` must outlive every watcher."""
+        """`nursery` runs the tasks that serve watchers. It must stay open longer than any watcher waits."""
         self._nursery = nursery
         self._runner = runner
         self._watchers: dict[RaftGroup, dict[_Watcher, None]] = {}
@@ -100,13 +102,14 @@ class KvWatches:
         wait_s: float,
         output: Output = BOUNDLESS,
     ) -> Changes:
-        """Return the next changes, or the scanned position if there are none within `wait_s`.
+        """Return the next changes. If there are none within `wait_s`, return only the scanned position.
 
-        `output`: takes the result. Raise NotLeader, HistoryGone, Overloaded."""
+        `output`: the output of the client, which is charged for the result. Raise NotLeader, HistoryGone,
+        Overloaded."""
         host.check_ready()
         await output.wait_for_capacity()
         if watch.after is None:
-            await host.read()  # changes acknowledged before are not new
+            await host.read()  # changes that were acknowledged before this call are not new
         watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s, output)
         try:
             while watcher.found is None:
@@ -122,7 +125,7 @@ class KvWatches:
         return watcher.found.unwrap()
 
     def _add(self, host: RaftGroup, watcher: _Watcher) -> None:
-        """Add a watcher, to be served from now on. Raise NotLeader, Overloaded."""
+        """Add a watcher to the watchers that `_serve` serves. Raise NotLeader, Overloaded."""
         host.check_ready()
         watchers = self._watchers.get(host)
         if watchers is None:
@@ -131,11 +134,11 @@ class KvWatches:
         elif len(watchers) >= WATCHERS_MOST:
             raise Overloaded(f"{len(watchers)} watchers wait for changes of the same partition; ask again in a moment")
         else:
-            host.notify_changed()  # wakes the task that serves them
+            host.notify_changed()  # wakes the task in `_serve`
         watchers[watcher] = None
 
     async def _serve(self, host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
-        """Serve the watchers of a partition until there are none. Settle all of them with the error if that fails."""
+        """Serve the watchers of a partition until there are none. If this fails, pass the error to all watchers."""
         try:
             while watchers:
                 host.check_ready()
@@ -156,9 +159,9 @@ class KvWatches:
             del self._watchers[host]
 
     async def _visit(self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int) -> None:
-        """Scan for these watchers on the apply thread, and hand them the results.
+        """Scan for these watchers on the apply thread, and pass them the results.
 
-        Move the served watchers that still wait to the end of the order."""
+        If a served watcher found no changes, move it to the end of the order."""
         found = await self._runner.ask(lambda: _scan(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):
@@ -170,7 +173,8 @@ class KvWatches:
 
 
 async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
-    """Wait until there may be changes for a watcher, or its time is over. In that case, settle it without a visit."""
+    """Wait until there may be changes for a watcher, or until a deadline. Settle watchers past their deadline without a
+    visit."""
     with trio.move_on_at(min(watcher.deadline_s for watcher in watchers)):
         await host.changed()
     index, now_s = host.status.applied_index, trio.current_time()
@@ -179,9 +183,9 @@ async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
 
 
 def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
-    """Return the changes for these watchers, in order, and at least for the first watcher. Runs on the apply thread.
+    """Return the changes for the first of these watchers, at least for one, in their order. Runs on the apply thread.
 
-    Stops after `VISIT_BYTES` of rows were scanned.
+    The scan ends with the watcher after which it has read `VISIT_BYTES`.
     """
     replica = host.replica
     assert isinstance(replica, PartitionReplica)

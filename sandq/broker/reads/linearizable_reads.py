@@ -1,11 +1,14 @@
-"""Query the state of a group. Queries that arrive together share one ReadIndex and one visit of the apply thread.
+"""Query the state of a group.
 
-A linearizable answer includes everything that was acknowledged before the query arrived, by any node. A stale answer
-comes from the state on this node, whether it leads the group or not. It has an age: it includes everything that was
-acknowledged that long ago.
+Queries that arrive together form a round. A round needs only one ReadIndex (Raft's check that this node still leads),
+and few visits. A visit is one call on the apply thread.
 
-A visit ends with the answer that reaches `VISIT_BYTES` or `VISIT_WORK`. Queries of a client that does not accept data
-wait until it does, and all queries wait while too much memory is in use.
+A linearizable answer includes everything that any node acknowledged before the query arrived. A stale answer comes from
+the state on this node, which may be a follower. A stale answer has an age: it includes everything that was acknowledged
+at least that long ago.
+
+A visit ends with the answer that reaches `VISIT_BYTES` or `VISIT_WORK`. If a client does not accept data, its queries
+wait. If too much memory is in use, all queries wait.
 """
 
 from __future__ import annotations
@@ -25,42 +28,43 @@ from sandq.model.errors import Overloaded
 
 T = TypeVar("T")
 Question = Callable[[PartitionReplica], T]
-"""A query, run on the apply thread."""
+"""A query. It runs on the apply thread."""
 Size = Callable[[T], int]
-"""Returns the bytes of an answer."""
+"""Function that returns the bytes of an answer."""
 
 WAITING_MOST = 10_000
-"""Maximum number of requests per group with unanswered queries."""
+"""Maximum number of unanswered requests per group."""
 VISIT_BYTES = 8 << 20
 """Bytes of answers after which a visit ends."""
 VISIT_WORK: Final = 256
-"""Units of work after which a visit ends, as other tasks wait for it. A query about one message is one unit."""
+"""Units of work after which a visit ends, because other tasks wait meanwhile. A query for one message costs one
+unit."""
 PAGE_WORK: Final = 128
-"""Units of work of a query about many messages."""
+"""Units of work of a query for a page of messages."""
 
 
 class Output(Protocol):
-    """The output of one client: limits the bytes of replies that are read for it."""
+    """The output of one client. It limits the bytes that are read for replies to the client."""
 
     @property
     def has_capacity(self) -> bool:
-        """Whether more may be read for the client. For any thread."""
+        """True if more may be read for the client. Any thread may ask."""
 
     async def wait_for_capacity(self) -> None:
         """Wait until more may be read."""
 
     def charge_on_apply(self, size: int) -> None:
-        """Charge bytes that were read. For the apply thread."""
+        """Charge bytes that were read. Called on the apply thread."""
 
     def charge(self, size: int) -> None:
-        """Charge bytes that were read. For the event loop."""
+        """Charge bytes that were read. Called on the event loop."""
 
     def release(self, size: int) -> None:
-        """Release charged bytes: they became a frame, or were dropped."""
+        """Release charged bytes, because the answer was encoded in a frame or dropped."""
 
 
 class _Boundless:
-    """The output of this node itself, without limits."""
+    """The output for queries of this node itself. It has no limits."""
 
     has_capacity = True
 
@@ -88,19 +92,19 @@ class _Asked(Generic[T]):
         self.answered = trio.Event()
         self.answer: outcome.Outcome[T]
         self.size = 0
-        """Bytes that are charged for the answer."""
+        """Bytes that are charged to `output` for the answer."""
         self.stale_ms = 0
         self.is_given_up = False
 
     def settle(self, answer: outcome.Outcome[T], stale_ms: int, size: int = 0) -> None:
-        """Set the answer. Release its bytes if the caller is gone."""
+        """Set the answer. If the caller is gone, release the charged bytes."""
         self.answer, self.stale_ms, self.size = answer, stale_ms, size
         if size and self.is_given_up:
             self.output.release(size)
         self.answered.set()
 
     async def wait(self) -> tuple[T, int]:
-        """Return the answer and its age in ms. The output is charged for the answer until then."""
+        """Wait for the answer. Return the answer and its age in ms, and release the charged bytes."""
         try:
             await self.answered.wait()
         finally:
@@ -108,12 +112,12 @@ class _Asked(Generic[T]):
             if self.size:
                 self.output.release(self.size)
         answer = self.answer
-        del self.answer  # it may be large, and a thread may keep a reference to this object longer
+        del self.answer  # the answer may be large, and a thread may keep a reference to this object longer
         return answer.unwrap(), self.stale_ms
 
 
 def no_bytes(answer: Any) -> int:
-    """Return 0: the size of answers that are always small."""
+    """Return 0. Used as `size` for answers that are always small."""
     return 0
 
 
@@ -126,11 +130,11 @@ class LinearizableReads:
     """Runs queries of groups in rounds."""
 
     def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """`nursery` must outlive every query."""
+        """`nursery` runs the rounds. It must stay open longer than any query waits."""
         self._nursery = nursery
         self._runner = runner
         self._coming: dict[_Key, list[_Asked[Any]]] = {}
-        """Queries of the rounds that begin at the end of this iteration of the loop, by group."""
+        """By group: queries of the round that begins at the end of this iteration of the event loop."""
         self._waiting: Counter[_Key] = Counter()
 
     async def ask(
@@ -142,10 +146,11 @@ class LinearizableReads:
         size: Size[T] = no_bytes,
         work: int = 1,
     ) -> T:
-        """Return the linearizable answer to a query, which stands for `requests` requests.
+        """Return the linearizable answer to a query.
 
-        `size(answer)`: bytes to charge to `output`. `work`: units of work of a visit. Raise NotLeader, Overloaded,
-        StorageFailed, and the errors of the query."""
+        `requests`: number of requests that the query answers. `size(answer)`: bytes to charge to `output`. `work`:
+        units of work that the query costs (see `VISIT_WORK`). Raise NotLeader, Overloaded, StorageFailed, and the
+        errors of the query."""
         answer, _ = await self._ask(_Key(host, False), question, requests, output, size, work)
         return answer
 
@@ -158,9 +163,9 @@ class LinearizableReads:
         size: Size[T] = no_bytes,
         work: int = 1,
     ) -> tuple[T, int]:
-        """Return the answer from the state on this node, and its age in ms.
+        """Return the answer from the state on this node, and its age in ms. For the arguments, see `ask`.
 
-        Raise NotLeader while this node knows nothing for certain."""
+        If this node has never learned a commit index, raise NotLeader."""
         return await self._ask(_Key(host, True), question, requests, output, size, work)
 
     async def _ask(
@@ -182,8 +187,8 @@ class LinearizableReads:
         return await asked.wait()
 
     async def _round(self, key: _Key) -> None:
-        """Run one round: make sure that the state is recent enough, and answer the queries."""
-        await trio.lowlevel.checkpoint()  # queries of this iteration of the loop join the round
+        """Run one round: wait until the state is recent enough, then answer the queries."""
+        await trio.lowlevel.checkpoint()  # later queries of this iteration of the event loop join the round
         asked = self._coming.pop(key)
         began_s, age_s = trio.current_time(), 0.0
         try:
@@ -197,10 +202,10 @@ class LinearizableReads:
             await self._answer(key, asked, began_s - age_s)
 
     async def _answer(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
-        """Answer all queries. `certain_s`: time up to which their state includes everything acknowledged."""
-        while asked:  # a visit answers only some of the queries: it has limits of work, of bytes and of each client
+        """Answer all queries. `certain_s`: the state includes everything that was acknowledged before this time."""
+        while asked:  # a visit may answer only some of the queries, because of its limits
             try:
-                # Do not keep the answers in a variable: it would hold them in memory until the next answers.
+                # Do not assign the answers to a variable, which would keep them in memory until the next visit ends.
                 self._settle(key, await _Visit(key.host, asked).run_on(self._runner), certain_s)
             except Exception as error:
                 self._refuse(key, asked, error)
@@ -211,7 +216,7 @@ class LinearizableReads:
             for one in asked:
                 by_output.setdefault(one.output, []).append(one)
             if len(by_output) > 1:
-                # Answer the queries of each client separately, so that none of them waits for another client.
+                # Answer the queries of each client separately, so that no client waits for another client.
                 for part in by_output.values():
                     self._nursery.start_soon(self._answer_later, key, part, certain_s)
                 return
@@ -219,7 +224,7 @@ class LinearizableReads:
                 await output.wait_for_capacity()
 
     def _settle(self, key: _Key, answers: list[_Answer], certain_s: float) -> None:
-        """Hand over the answers of a visit."""
+        """Pass the answers of a visit to the waiting callers."""
         stale_ms = math.ceil((trio.current_time() - certain_s) * 1000) if key.stale else 0
         for one, answer, size in answers:
             one.settle(answer, stale_ms, size)
@@ -231,13 +236,13 @@ class LinearizableReads:
         await self._answer(key, asked, certain_s)
 
     def _refuse(self, key: _Key, asked: list[_Asked[Any]], error: Exception) -> None:
-        """Settle queries with an error."""
+        """Pass an error to the callers of these queries."""
         for one in asked:
             one.settle(outcome.Error(error), 0)
         self._count(key, asked)
 
     def _count(self, key: _Key, answered: list[_Asked[Any]]) -> None:
-        """Stop counting queries that are answered or given up."""
+        """Remove answered and abandoned queries from the count of waiting requests."""
         self._waiting[key] -= sum([one.requests for one in answered])
         if not self._waiting[key]:
             del self._waiting[key]
@@ -248,7 +253,7 @@ _Answer = tuple[_Asked[Any], outcome.Outcome[Any], int]
 
 
 class _Visit:
-    """A visit of the apply thread: it answers the first queries whose clients accept data."""
+    """One visit: a call on the apply thread that answers the first queries whose clients accept data."""
 
     def __init__(self, host: RaftGroup, asked: list[_Asked[Any]]) -> None:
         self._host = host
@@ -259,7 +264,7 @@ class _Visit:
         return await runner.ask(self._make, group=self._host.number, patient=False, late=_drop)
 
     def _make(self) -> list[_Answer]:
-        """Answer queries until a limit of the visit is reached. For the apply thread."""
+        """Answer queries until a limit of the visit is reached. Runs on the apply thread."""
         replica = self._host.replica
         assert isinstance(replica, PartitionReplica)
         answers: list[_Answer] = []
@@ -280,7 +285,7 @@ class _Visit:
 
 
 def _drop(answers: list[_Answer]) -> None:
-    """Release the answers that no caller waits for any more."""
+    """Release the charged bytes of answers for which no caller waits any more."""
     for one, _, size in answers:
         if size:
             one.output.release(size)

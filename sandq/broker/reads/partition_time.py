@@ -1,8 +1,9 @@
 """Advance the time of a partition for readers.
 
-The time of a partition is that of its last entry, the same on every replica. So it does not advance while nothing
-happens. Then due messages would look delayed, expired values present, and the newest part of the log open. An empty
-entry advances the time to the clock. Each method below serves one kind of reader.
+The time of a partition is the time of its last entry, so that it is the same on every replica. Without new entries, the
+time stands still. Then due messages would look delayed, expired values would look valid, and the newest part of the log
+would stay open. So an empty entry is appended, which advances the time to the node's clock. Each method below serves
+one kind of reader.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sandq.model.errors import Overloaded, StorageFailed
 from sandq.partition import commands as c
 
 PAUSE_MS = 100
-"""Minimum time in ms between two advances for states or the log of a partition, on one connection."""
+"""Minimum time in ms between two advances of one partition by `advance_for_states` and `advance_for_log`, per
+connection."""
 
 
 class PartitionTime:
@@ -25,27 +27,32 @@ class PartitionTime:
     def __init__(self, clock: GuardedClock) -> None:
         self._clock = clock
         self._advanced_ms: dict[int, int] = {}
-        """Time in ms at which a group was last advanced."""
+        """By group: time in ms of its last advance."""
 
     async def advance_for_states(self, host: RaftGroup) -> None:
-        """Advance the time of the partition, so that due messages are shown as ready. If it accepts no entries now, do
-        nothing."""
+        """Advance the time of the partition, so that due messages are shown as ready.
+
+        If the partition accepts no entries now, do nothing."""
         now_ms = self._clock.now_ms()
         if now_ms - host.status.now_ms >= PAUSE_MS and (host.status.messages or host.status.dead):
             with suppress(Overloaded, StorageFailed, Stalled):
                 await self._advance_at_times(host, now_ms)
 
     async def advance_for_log(self, host: RaftGroup, end_ms: int | None) -> None:
-        """Close the log up to now, unless it is closed up to `end_ms`. Raise Overloaded, StorageFailed."""
+        """Close the log up to now, so that readers may read it. If it is closed up to `end_ms`, do nothing.
+
+        Raise Overloaded, StorageFailed."""
         now_ms = self._clock.now_ms()
         if (now_ms if end_ms is None else min(now_ms, end_ms)) > host.status.now_ms:
             await self._advance_at_times(host, now_ms)
 
     async def advance_for_values(self, host: RaftGroup) -> None:
-        """Expire the values of keys whose time has come. If the partition accepts no entries now, do nothing.
+        """If a value has expired, advance the time of the partition. If the partition accepts no entries now, do
+        nothing.
 
-        Readers and compare-and-set must agree on expiry, so both use the time in the log. By the clock, a reader might
-        see a value as expired before a pending compare-and-set, whose entry has an earlier time, succeeds on it."""
+        Readers and compare-and-set must agree on which values are expired. So both use the time in the log, not the
+        clock. By the clock, a reader could see a value as expired, and a pending compare-and-set with an earlier time
+        could still succeed."""
         status, now_ms = host.status, self._clock.now_ms()
         if status.keys_expire_ms is not None and status.now_ms < now_ms >= status.keys_expire_ms:
             with suppress(Overloaded, StorageFailed, Stalled):
@@ -53,12 +60,12 @@ class PartitionTime:
 
     async def _advance_at_times(self, host: RaftGroup, now_ms: int) -> None:
         """Advance the time, unless it was advanced less than `PAUSE_MS` ago."""
-        # `now_ms` may be before the last advance, if the clock was ahead then and is right again.
+        # If the clock was ahead at the last advance and was corrected since, `now_ms` is before the last advance.
         if not 0 <= now_ms - self._advanced_ms.get(host.number, 0) < PAUSE_MS:
             self._advanced_ms[host.number] = now_ms
             await _advance(host)
 
 
 async def _advance(host: RaftGroup) -> None:
-    """Append an empty entry, which has the current time."""
+    """Append an empty entry with the current time."""
     await host.call(c.Clock(), BEHIND)

@@ -1,4 +1,4 @@
-"""Count what the schedules of a partition will send, in addition to the messages that they have created already."""
+"""Count the future messages of a partition's schedules that the schedules have not created yet."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from sandq.schedules.outlook import Ahead, Outlook, count_ahead
 from sandq.schedules.recurrence import Recurrence
 
 SCHEDULES_MOST: Final = 1000
-"""Maximum number of schedules of a partition that are counted: those that fire first."""
+"""Maximum number of schedules of a partition that are counted. The schedules that fire first are counted."""
 
 
 class ScheduleOutlooks:
-    """Counts on one node, one request at a time, as each uses a thread for up to half a second."""
+    """Counts for one request at a time on this node, because a request may occupy a thread for half a second."""
 
     def __init__(self, reads: LinearizableReads) -> None:
         self._reads = reads
         self._thread = trio.CapacityLimiter(1)
 
     async def ask(self, host: RaftGroup, output: Output, first_ms: int, unit_ms: int, count: int) -> Outlook:
-        """Count what the schedules of a partition send in `count` units of time from `first_ms` on."""
+        """Count the messages that the schedules of a partition will send in `count` units of time from `first_ms`
+        on."""
         if not host.status.schedules:
             return Outlook({}, True)
         stop_ms = first_ms + unit_ms * count
@@ -44,12 +45,12 @@ class ScheduleOutlooks:
 
 
 def _count(stored: Sequence[Stored], first_ms: int, unit_ms: int, count: int) -> Outlook:
-    """Count the occurrences of stored schedules. For a thread."""
+    """Count the occurrences of stored schedules. Runs on a thread."""
     return count_ahead(map(_ahead, stored), first_ms, unit_ms, count)
 
 
 def _ahead(stored: Stored) -> Ahead:
-    """Return the occurrences of a schedule to count. The next one is included unless its message exists already."""
+    """Return the occurrences of a schedule to count. If the message of the next occurrence exists, leave it out."""
     schedule = Schedule.load(*stored)
     assert schedule.expected_ms is not None
     is_made, most = schedule.made is not None, schedule.settings.get("count")

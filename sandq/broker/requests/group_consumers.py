@@ -1,4 +1,4 @@
-"""Collect the consumers of a group over the partitions that a node leads."""
+"""List the consumers of a consumer group, over all partitions that this node leads."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class ConsumerTable:
         self._held: dict[str, tuple[int, int]] = {}
 
     def add(self, subscriptions: Mapping[str, Subscription], held: Mapping[str, tuple[int, int]]) -> None:
-        """Add one partition: its subscriptions, and for each consumer the messages it holds and the time (ms) of its
-        oldest lease."""
+        """Add one partition.
+
+        `subscriptions`: its subscriptions, by consumer. `held`: number of messages that each consumer has leased, and
+        the time of the consumer's oldest lease in ms."""
         for consumer, subscription in subscriptions.items():
             self._subscriptions[consumer] = subscription
             self._partitions[consumer] = self._partitions.get(consumer, 0) + 1
@@ -30,12 +32,14 @@ class ConsumerTable:
             self._held[consumer] = before + messages, min(oldest_ms, leased_ms)
 
     def rows(self) -> tuple[list[dict[str, Any]], int]:
-        """Return a row for each consumer, those with the most messages first, and the number of omitted consumers."""
+        """Return up to `CONSUMERS_MAX` rows, one per consumer, and the number of omitted consumers.
+
+        Consumers with the most leased messages come first."""
         names = sorted({*self._subscriptions, *self._held}, key=lambda name: (-self._held.get(name, (0, 0))[0], name))
         return [self._row(name) for name in names[:CONSUMERS_MAX]], max(len(names) - CONSUMERS_MAX, 0)
 
     def _row(self, consumer: str) -> dict[str, Any]:
-        """Return the row of a consumer: its subscription, if it has one, and the messages that it holds."""
+        """Return the row of a consumer: the fields of its subscription, if it has one, and its leased messages."""
         subscription = self._subscriptions.get(consumer)
         messages, leased_ms = self._held.get(consumer, (0, None))
         return {

@@ -20,9 +20,9 @@ from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch, p
 
 T = TypeVar("T")
 KEYS_MOST: Final = 2048
-"""Maximum number of keys in one answer. The client requests the rest again."""
+"""Maximum number of keys in one answer. The client requests the remaining keys again."""
 KEYS_OF_WORK: Final = 8
-"""Number of keys whose look-up costs the same as the look-up of one message."""
+"""Number of key look-ups that cost the same as the look-up of one message."""
 
 
 class KeyPage(NamedTuple):
@@ -30,7 +30,7 @@ class KeyPage(NamedTuple):
 
     keys: int
     rows: list[bytes]
-    """The encoded rows of the answer (`pack_rows`), in several parts."""
+    """Encoded rows of the answer, in several parts (see `pack_rows`)."""
     size: int
     """Total bytes of the parts."""
     following: bytes | None
@@ -41,16 +41,16 @@ class KvRequests:
     """Get, scan and watch the keys of a partition."""
 
     def __init__(self, broker: Broker, output: Output) -> None:
-        """`output`: the connection's output, which takes the answers."""
+        """`output`: the output of the connection, which is charged for the answers."""
         self._broker = broker
         self._output = output
         self._time = PartitionTime(broker.clock)
 
     async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
-        """Return the rows of keys, for the first of these requests to one partition, and their age in ms.
+        """Answer the first of these requests to one partition, at least one. Return the rows and their age in ms.
 
-        All requests are stale, or none is. At least one request is answered. The answer ends with the request that
-        reaches `ANSWER_BYTES`. Each must have passed `check_partitions`. The rows of a request are those of
+        Either all requests are stale, or none is. The answer ends with the request that reaches `ANSWER_BYTES` or
+        `KEYS_MOST`. The caller must have called `check_partitions` for each request. For the rows of one request, see
         `PartitionReplica.values`."""
         (found, _), stale_ms = await self._ask(
             requests[0],
@@ -62,13 +62,13 @@ class KvRequests:
         return found, stale_ms
 
     async def scan(self, request: KvScan, caller: Caller) -> tuple[KeyPage, int]:
-        """Return a page of keys, and its age in ms."""
+        """Return a page of keys, and the age of the page in ms."""
         return await self._ask(
             request, lambda replica, now_ms: _page(replica, request, now_ms), attrgetter("size"), PAGE_WORK
         )
 
     async def changes(self, request: KvWatch, caller: Caller) -> Changes:
-        """Return changes of keys, as `KvWatches.changes`."""
+        """Return changes of keys (see `KvWatches.changes`)."""
         if request.stop == request.start + b"\0":
             self.check_partitions(request, [request.start])
         watch = Watch(request.after, request.mark, request.every, request.start, request.stop)
@@ -85,9 +85,10 @@ class KvRequests:
         work: int,
         requests: int = 1,
     ) -> tuple[T, int]:
-        """Ask a partition about its keys. Return the answer and its age in ms, which is 0 unless the request is stale.
+        """Ask a partition about its keys. Return the answer and its age in ms. If the request is not stale, the age is
+        0.
 
-        `question(replica, now_ms)`: `now_ms` is 0 if values expire only by the time in the log."""
+        `question(replica, now_ms)`: the query. `now_ms` 0 means that values expire only by the time in the log."""
         host, reads, clock, output = self._host(request), self._broker.reads, self._broker.clock, self._output
         if request.stale:
             return await reads.ask_stale(
@@ -99,11 +100,11 @@ class KvRequests:
     def check_partitions(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
         """Raise InvalidRequest if a key belongs to another partition.
 
-        The client of such a request does not know the topic's delimiter, or the topic was created again since. The
-        client would conclude that the key does not exist."""
+        Such a client does not know the topic's delimiter, or still uses the number of partitions of a deleted topic.
+        Without this error, the client would conclude that the key does not exist."""
         opened = self._broker.catalog.topics.get(request.topic)
         if opened is None or opened.record.kind != COMPACTED:
-            return  # the request itself fails with the reason
+            return  # the request fails later with the reason
         record = opened.record
         routing = KeyPartitions.of_topic(record.initial_partitions, record.settings)
         if routing.partitions == 1 or request.partition >= routing.partitions:
@@ -120,7 +121,7 @@ class KvRequests:
                 )
 
     def _host(self, request: KvGet | KvScan | KvWatch) -> RaftGroup:
-        """Return the group of the partition that a request is about. Raise InvalidRequest unless its topic has keys."""
+        """Return the Raft group of the requested partition. If its topic has no keys, raise InvalidRequest."""
         topic = request.topic
         kind = self._broker.catalog.topic(topic).record.kind
         if kind != COMPACTED:
@@ -129,7 +130,7 @@ class KvRequests:
 
 
 def _page(replica: PartitionReplica, request: KvScan, now_ms: int) -> KeyPage:
-    """Read a page and encode it part by part, so that thousands of rows are never kept as objects (apply thread)."""
+    """Read and encode a page part by part, so that memory never holds thousands of rows as objects (apply thread)."""
     keys, packed, following = 0, [], None
     for rows, behind in replica.scan(request.start, request.stop, request.limit, request.max_bytes, now_ms):
         keys += len(rows)
@@ -139,7 +140,7 @@ def _page(replica: PartitionReplica, request: KvScan, now_ms: int) -> KeyPage:
 
 
 def _values(replica: PartitionReplica, requests: Sequence[KvGet], now_ms: int) -> tuple[list[list[bytes | None]], int]:
-    """Return the values for as many of the first requests as the limits allow, and the bytes of these values."""
+    """Answer the first requests until a limit is reached. Return the rows by request, and their total bytes."""
     found: list[list[bytes | None]] = []
     size, keys_left = 0, KEYS_MOST
     for request in requests:

@@ -1,4 +1,4 @@
-"""Answer requests of producers and operators about stored messages, groups and jobs."""
+"""Answer requests of producers and operators for stored messages, groups and bulk jobs."""
 
 from __future__ import annotations
 
@@ -83,31 +83,32 @@ log = structlog.get_logger("sandq.broker")
 
 
 FORECAST_WORK = 8
-"""Units of work of the forecast of one partition, in a visit of the apply thread (`linearizable_reads.VISIT_WORK`).
+"""Units of work of the forecast of one partition (see `linearizable_reads.VISIT_WORK`).
 
-A forecast is expensive, so a visit ends after few of them."""
+A forecast is expensive, so a visit of the apply thread runs only a few forecasts."""
 WHY_WORK = 16
-"""Units of work of explaining one message for every group."""
+"""Units of work of explaining the state of one message in every group (see `VISIT_WORK`)."""
 TARGET_WORK: Final = 4096
-"""Cost of looking up a message and changing its state, in bytes of a batch that costs the same."""
+"""Cost of looking up a message and changing its state: the size in bytes of a batch that costs the same."""
 ROWS_AT_ONCE: Final = 64
-"""Number of group rows that are packed in one time slice."""
+"""Number of group rows that are packed before the time slice is checked."""
 ROW_WORK: Final = 4
-"""Units of work per group row."""
+"""Units of work of one group row in a time slice."""
 ROW_BYTES = 256
 """Approximate bytes of a row of an answer in addition to its values."""
 
 
 class MessageRequests:
-    """Requests about messages, groups and jobs, on the node that leads their partition."""
+    """Answers requests for messages, groups and bulk jobs of the partitions that this node leads."""
 
     def __init__(self, broker: Broker, output: Output) -> None:
-        """`output`: the connection's output, which takes the answers."""
+        """`output`: the output of the connection, which is charged for the answers."""
         self._broker = broker
         self._output = output
         self._time = PartitionTime(broker.clock)
         self._listing = trio.Lock()
-        """Held while groups are listed for this connection, so that each connection has one list in progress."""
+        """Locked while groups are listed for this connection, so that each connection has at most one list in
+        progress."""
 
     # -- pending messages -----------------------------------------------------------------------------------------
 
@@ -123,8 +124,8 @@ class MessageRequests:
     def move(self, request: Move, caller: Caller, done: Done) -> None:
         """Move or update messages. `done` gets an outcome for each item.
 
-        Moves that exceed the budget of one entry are continued in the next entries. Updates are not continued, because
-        all of them could take longer than the client waits. Raise InvalidTime."""
+        If moves exceed the budget of one entry, the next entries do the rest. Updates are never continued in this way:
+        doing all of them could take longer than the client waits. Raise InvalidTime."""
         items: Sequence[Any] = request.items
         moves = request.read()
         if any([move.priority is not None for move in moves]):
@@ -151,7 +152,7 @@ class MessageRequests:
             submit_in_parts(host, command, done, size=size, work=work, line=caller.line)
 
     def _with_updates(self, request: Move) -> tuple[Sequence[Sequence[Any]], int]:
-        """Return the items of a move, with the changes of their messages by column, and the bytes of these changes.
+        """Return the items of a move with the new values and headers of their messages, and the total bytes of these.
 
         Raise InvalidRequest, TooLarge."""
         limits, own = self._broker.limits, self._broker.limits_of(request.topic)
@@ -191,8 +192,10 @@ class MessageRequests:
         return items, total
 
     def _check_names(self, request: PartitionRequest, targets: Sequence[Target]) -> None:
-        """Raise InvalidRequest for a tenant in a topic without tenants, or a key in a topic that is routed by
-        tenant."""
+        """Check how the targets name their messages.
+
+        In a fair topic, a name must have no key. In any other topic, a name must have no tenant. Otherwise raise
+        InvalidRequest."""
         if all([len(target) == 2 for target in targets]):
             return
         kind = self._broker.catalog.topic(request.topic).record.kind
@@ -230,7 +233,7 @@ class MessageRequests:
         return answer
 
     def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the message that was looked up. Raise NotFound if there is none."""
+        """Return the message that was found. If it is None, raise NotFound."""
         if shown is not None:
             return shown
         text = "there is no such message here (any more)"
@@ -281,9 +284,9 @@ class MessageRequests:
         return await self._ask(request, page, _bytes_of_page, PAGE_WORK)
 
     async def each_dead(self, request: DeadRedrive | DeadPurge, caller: Caller) -> list[Outcome]:
-        """Redrive or purge dead letters by their ids. Return an outcome for each.
+        """Redrive or purge dead letters by their ids. Return an outcome for each id.
 
-        Raise UnknownGroup, or Unavailable while the group cannot take them."""
+        Raise UnknownGroup. Raise Unavailable while the group cannot do so, for example during a seek."""
         make = c.RedriveDead if isinstance(request, DeadRedrive) else c.PurgeDead
         count = len(request.ids)
         size, work = 64 + 20 * count, TARGET_WORK * count
@@ -292,19 +295,20 @@ class MessageRequests:
         return outcomes
 
     async def fetch(self, request: Fetch, caller: Caller) -> tuple[int, Fetched]:
-        """Return the topic's number and a page of the log, which ends at the closed time unless `pending`."""
+        """Return the topic's number and a page of the log. If `pending` is not set, the page ends at the closed
+        time."""
         await self._close_log(request)
         number = self._broker.catalog.topic(request.topic).record.number
         return number, await self._ask(request, lambda queries: queries.fetch(*request[2:]), _bytes_fetched, PAGE_WORK)
 
     async def measure(self, request: Measure, caller: Caller) -> tuple[int, Extent]:
-        """Return the topic's number and the extent of the messages that `fetch` would return."""
+        """Return the topic's number, and the extent (size) of the messages that `fetch` would return."""
         await self._close_log(request)
         number = self._broker.catalog.topic(request.topic).record.number
         return number, await self._ask(request, lambda queries: queries.measure(*request[2:]), no_bytes, PAGE_WORK)
 
     async def _close_log(self, request: Fetch | Measure) -> None:
-        """Close the log as far as the request reads. Raise InvalidRequest, Overloaded, StorageFailed."""
+        """Close the log up to the end of the requested range. Raise InvalidRequest, Overloaded, StorageFailed."""
         host = self._host(request)
         parts = offsets.unpack(request.start)
         if parts.place and parts.partition != request.partition:
@@ -314,16 +318,17 @@ class MessageRequests:
         await self._time.advance_for_log(host, None if request.end is None else offsets.deliver_ms(request.end) + 1)
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
-        """Return the group of the partition that a request is about."""
+        """Return the Raft group of the requested partition."""
         return self._broker.catalog.partition(request.topic, request.partition).raft_group
 
     async def forecast(
         self, request: Forecast, caller: Caller
     ) -> tuple[int, list[tuple[int, int]], int, list[tuple[int, int]], bool]:
-        """Return the numbers of messages that become due, by time.
+        """Return how many messages become due in each unit of time.
 
-        The result has: its start (ms); (start ms, messages) for each unit of time with messages; the number of later
-        messages; the messages that schedules will send in addition; whether the schedules are complete."""
+        The result has five parts: the current time in ms; (start in ms, messages) for each unit of time with messages;
+        the number of later messages; the same pairs for messages that schedules will create; True if all schedules were
+        counted."""
         now_ms = self._broker.clock.now_ms()
         total, scheduled = Counter[int](), Counter[int]()
         later, is_complete = 0, True
@@ -375,11 +380,11 @@ class MessageRequests:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def groups(self, request: GroupList, caller: Caller) -> tuple[int, list[bytes]]:
-        """Return the number of rows, one per group and partition, and the rows in MessagePack.
+        """Return the number of rows, and the rows in MessagePack. There is one row per group and partition.
 
-        One answer may have tens of thousands of rows. So they are packed partition by partition, with yields, and the
-        number of lists in progress on the node is limited. A list begins once its client accepts data. After
-        that, it does not wait for the client."""
+        One answer may have tens of thousands of rows. So the rows are packed in time slices, and the node limits how
+        many lists are in progress. A list begins once the client accepts data, and then does not wait for the client
+        any more."""
         await self._output.wait_for_capacity()
         async with self._listing, self._broker.listing:
             packed, count, time_slice = list[bytes](), 0, TimeSlice()
@@ -398,7 +403,8 @@ class MessageRequests:
             return count, packed
 
     async def consumers(self, request: ConsumerList, caller: Caller) -> tuple[list[dict[str, Any]], int]:
-        """Return the consumers of a group in the partitions that this node leads, and the number of omitted consumers.
+        """Return rows for the consumers of a group in the partitions that this node leads, and the number of omitted
+        rows.
 
         Raise UnknownGroup."""
         group, table = request.group, ConsumerTable()
@@ -414,7 +420,7 @@ class MessageRequests:
     async def seek(self, request: GroupSeek, caller: Caller) -> list[tuple[int, bytes]]:
         """Move the cursor of a group, and return the new cursor of each partition.
 
-        If `to` is an offset, only the cursor of its partition moves."""
+        If `to` is an offset, move only the cursor of that offset's partition."""
         topic, group, to = request
         chosen = await self._with_group(topic, group)
         if isinstance(to, bytes):
@@ -427,9 +433,10 @@ class MessageRequests:
         return [(leader.partition, cursor) for leader, cursor in zip(chosen, cursors, strict=True)]
 
     async def delete_group(self, request: GroupDelete, caller: Caller) -> int | None:
-        """Delete a group. With CHECK, only return its number of unfinished messages.
+        """Delete a group. In mode CHECK, only return its number of unfinished messages.
 
-        Raise Conflict while the group has consumers and, without FORCE, while it has unfinished messages."""
+        If the group has consumers, raise Conflict. If it has unfinished messages, raise Conflict, except in mode
+        FORCE."""
         group, mode = request.group, request.mode
         chosen = await self._with_group(request.topic, group)
         consumers = max(leader.consumers(group) for leader in chosen)
@@ -441,7 +448,7 @@ class MessageRequests:
             return unfinished
         if unfinished and mode != FORCE:
             raise unfinished_conflict(group, unfinished)
-        # Each partition checks again, as its group may have leased messages since.
+        # Each partition checks again, because the group may have leased messages in the meantime.
         commands = [c.DropGroup(group, mode != FORCE)] * len(chosen)
         await call_all([(leader.raft_group, command) for leader, command in zip(chosen, commands, strict=True)])
         return None
@@ -455,13 +462,13 @@ class MessageRequests:
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
         """Pause or resume a group."""
         group, done = request.group, set[PartitionLeader]()
-        # The group may be created in more partitions meanwhile.
+        # Repeat: the group may be created in more partitions meanwhile.
         while more := [each for each in await self._with_group(request.topic, group) if each not in done]:
             await call_all([(leader.raft_group, c.PauseGroup(group, request.paused)) for leader in more])
             done.update(more)
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
-        """Return the partitions in which a group exists, of those that this node leads.
+        """Return the partitions that this node leads and in which the group exists.
 
         Raise UnknownTopic, UnknownGroup, NotLeader."""
         check_name("group", group)
@@ -476,7 +483,7 @@ class MessageRequests:
         return found
 
     async def hold(self, request: Hold, caller: Caller) -> bytes:
-        """Set a hold on the log, and return the offset up to which the log is trimmed."""
+        """Set a hold on the log of a partition. Return the offset up to which the log has been trimmed."""
         host = self._host(request)
         command = c.Hold(check_name("hold", request.name), request.offset, request.ttl_ms or 0)
         trimmed: bytes = await host.call(command)
@@ -485,8 +492,8 @@ class MessageRequests:
     async def reset_clock(self, request: ClockReset, caller: Caller) -> dict[str, Any]:
         """Set the clock of a partition back to this node's clock.
 
-        Return `outcome`, and `floor_ms`, `now_ms` and `clock_epoch` of the partition. Raise Conflict if this node's
-        clock is not reliable enough."""
+        Return `outcome`, and the partition's `floor_ms`, `now_ms` and `clock_epoch`. If this node's clock is in alarm,
+        raise Conflict."""
         host, clock = self._host(request), self._broker.clock.status()
         if clock.alarm:
             raise Conflict(
@@ -505,7 +512,7 @@ class MessageRequests:
         return [_stats(leader, guarded_ms) | self._outbox(leader) for leader in led]
 
     def _outbox(self, leader: PartitionLeader) -> dict[str, Any]:
-        """Return the outbox of a partition that this node leads; nothing if it has none."""
+        """Return the fields about the outbox of a partition; an empty dict if the partition has no outbox."""
         status = leader.raft_group.status.outbox
         if status is None:
             return {}
@@ -528,7 +535,7 @@ class MessageRequests:
         size: Callable[[T], int] = no_bytes,
         work: int = 1,
     ) -> T:
-        """Query the partition that a request is about."""
+        """Query the requested partition."""
         return await self._ask_partition(request.topic, request.partition, question, size, work)
 
     async def _ask_partition(
@@ -539,10 +546,10 @@ class MessageRequests:
         size: Callable[[T], int] = no_bytes,
         work: int = 1,
     ) -> T:
-        """Query a partition that this node leads, on the thread that owns its state.
+        """Query a partition that this node leads, on the apply thread.
 
-        The answer includes everything acknowledged before. `size(answer)`: bytes of the answer, if it may be large.
-        `work`: cost of the query within a visit."""
+        The answer includes everything that was acknowledged before this call. `size(answer)`: bytes of the answer, if
+        it may be large. `work`: units of work (see `VISIT_WORK`)."""
         host = self._broker.catalog.partition(topic, partition).raft_group
         return await self._broker.reads.ask(
             host, lambda replica: question(replica.queries), 1, self._output, size, work
@@ -550,12 +557,12 @@ class MessageRequests:
 
 
 def _bytes_of_keys(targets: Sequence[Target]) -> int:
-    """Return the bytes of the keys in names of messages."""
+    """Return the total bytes of the keys by which targets name their messages."""
     return sum([len(target[3]) for target in targets if len(target) > 3])
 
 
 def _packed_groups(rows: Sequence[dict[str, Any]], leader: PartitionLeader) -> bytes:
-    """Return rows of groups as concatenated MessagePack."""
+    """Return the rows of groups as concatenated MessagePack values."""
     packer = msgpack.Packer(autoreset=False)
     for row in rows:
         lag = row["ready"] + row["leased"] + row["waiting"]
@@ -575,7 +582,7 @@ def _bytes_of_page(page: tuple[list[dict[str, Any]], bytes | None]) -> int:
 
 
 def _bytes_of_message(row: dict[str, Any] | None) -> int:
-    """Return the approximate bytes of a message in an answer."""
+    """Return the approximate bytes of one message in an answer."""
     values = row.values() if row is not None else ()
     return ROW_BYTES + sum([len(value) for value in values if isinstance(value, (bytes, str))])
 
@@ -603,12 +610,12 @@ def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
 
 
 def _members(host: RaftGroup) -> list[dict[str, Any]]:
-    """Return the members of a group that this node leads, and how far each is behind."""
+    """Return a row for each member of a Raft group that this node leads. `behind`: entries that the member lacks."""
     group = host.group
     voters, learners = host.members
     rows = []
     for member in (*voters, *learners):
-        # Count committed entries only: a member is not behind for lack of other entries.
+        # Count only committed entries: the others do not matter yet.
         behind = 0 if member == group.member else max(0, group.commit_index - group.match_index(member))
         row = {
             "node": node_of(member),

@@ -1,7 +1,7 @@
 """Create, change, pause, trigger, delete, show and preview schedules.
 
-A change is planned from the schedule as it was read, and the partition applies it only if the schedule is still the
-same. If the schedule was changed or has fired in between, it is read and planned again.
+This module reads a schedule, plans a change, and submits it. The partition applies the change only if the schedule is
+still the same. If the schedule has changed or fired in between, this module reads it and plans again.
 """
 
 from __future__ import annotations
@@ -50,48 +50,49 @@ from sandq.schedules.recurrence import Recurrence
 T = TypeVar("T")
 
 EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
-"""More outcomes: a schedule of this name exists; it has a different version than requested; it does not exist."""
+"""More outcomes of a request. A schedule of this name exists already; it has another version than requested; there is
+no schedule of this name."""
 ROUNDS_MOST: Final = 50
-"""Maximum number of rounds in which schedules are read and planned, if they change in every round."""
+"""Maximum number of rounds for a request. In each round, schedules are read and planned again if they have changed."""
 WAITING_ROUNDS: Final = 25
 """Number of rounds in which a put leaves out schedules that are due, so that they can fire first.
 
-A change before they fire would lose the due occurrences. Later rounds change schedules even if they have not fired, as
-they do not fire if the disk is full, or if this node does not know their time zone."""
+If a due schedule were changed before it fires, its due occurrence would be lost. Later rounds change such schedules
+anyway. They cannot fire if the disk is full, or if this node does not know their time zone."""
 RETRY_S: Final = 0.02
-"""Pause in s before a schedule that is firing is read again."""
+"""Pause in s before a schedule is read again, because it is about to fire."""
 COMMAND_ITEMS: Final = 256
 """Maximum number of items of one command."""
 COMMAND_BYTES: Final = 512 << 10
 """Maximum bytes of one command."""
 ITEM_BYTES: Final = 512
-"""Bytes of a schedule in addition to its message."""
+"""Approximate bytes of a schedule in addition to its message."""
 PUT_FIELDS: Final = 8
-"""Number of fields of an item of `PutSchedules`. Items of `PauseSchedules` have fewer."""
+"""Number of fields of an item of `PutSchedules`. Items of `PauseSchedules` have fewer fields."""
 ITEM_WORK: Final = 8192
-"""Cost of changing a schedule, given as the size in bytes of a batch that costs the same."""
+"""Cost of changing a schedule: the size in bytes of a batch that costs the same."""
 
 _Row = dict[str, Any]
 _Wanted = tuple[str, int | None, settings.Checked, Fields, bool | None]
-"""Name, required version, settings, message, paused (None: unchanged)."""
+"""A checked item of a put: name, required version, settings, message, paused (None: unchanged)."""
 _Planned = tuple[Any, ...]
 """An item of `PutSchedules` or `PauseSchedules`. It begins with the name of the schedule."""
 _Seen = tuple[str, int, int | None]
-"""Name, version and next occurrence of a schedule, as it was read."""
+"""Name, version and next occurrence (ms) of a schedule at the time when it was read."""
 
 
 class ScheduleRequests:
-    """Requests about schedules, on the node that leads their partition."""
+    """Answers requests for schedules of the partitions that this node leads."""
 
     def __init__(self, broker: Broker, output: Output) -> None:
-        """`output`: the connection's output, which takes the answers."""
+        """`output`: the output of the connection, which is charged for the answers."""
         self._broker = broker
         self._output = output
 
     async def put(self, request: SchedulePut, caller: Caller) -> list[_Row]:
-        """Create schedules or change their settings. Return an outcome for each.
+        """Create schedules or change their settings. Return an outcome for each item.
 
-        Raise InvalidRequest for the first invalid item; then nothing is done."""
+        If an item is invalid, raise InvalidRequest for the first such item, and change nothing."""
         host, target = self._target(request.topic, request.partition)
         names = [item[0] for item in request.items]
         if len({*names}) < len(names):
@@ -122,7 +123,7 @@ class ScheduleRequests:
         return self._answers(names, results)
 
     async def change(self, request: ScheduleChange, caller: Caller) -> list[_Row]:
-        """Pause, resume, delete or trigger schedules. Return an outcome for each."""
+        """Pause, resume, delete or trigger schedules. Return an outcome for each name."""
         host, _ = self._target(request.topic, request.partition)
         names = [*dict.fromkeys(request.names)]
         results: dict[str, _Row] = {}
@@ -143,7 +144,8 @@ class ScheduleRequests:
     async def _change_named(
         self, host: RaftGroup, caller: Caller, request: ScheduleChange, names: Sequence[str], results: dict[str, _Row]
     ) -> None:
-        """Delete or trigger schedules, which does not depend on their state."""
+        """Delete or trigger schedules. These changes need no plan, because they do not depend on the schedule's
+        state."""
         deletes = request.action == DELETE
         kind = c.DeleteSchedules if deletes else c.TriggerSchedules
         for start in range(0, len(names), COMMAND_ITEMS):
@@ -159,13 +161,13 @@ class ScheduleRequests:
                     results[name] = _result(found[0], message_id=found[1])
 
     async def get(self, request: ScheduleGet, caller: Caller) -> list[_Row | None]:
-        """Return schedules by their names; None for those that do not exist."""
+        """Return the schedules with these names; None for a name without a schedule."""
         host, _ = self._target(request.topic, request.partition)
         names = request.names
 
         def ask(replica: PartitionReplica) -> tuple[list[Stored], frozenset[str]]:
-            """Return the stored schedules, and the names of those whose next message was cancelled. For the apply
-            thread."""
+            """Return the stored schedules, and the names of schedules whose next message was cancelled (apply
+            thread)."""
             rows = replica.queries.schedules_named(names)
             stored = [(name, row) for name, row in zip(names, rows, strict=True) if row is not None]
             return stored, replica.queries.cancelled_occurrences(stored)
@@ -190,12 +192,13 @@ class ScheduleRequests:
 
     @staticmethod
     def _all_shown(stored: Sequence[Stored], cancelled: AbstractSet[str], now_ms: int) -> list[_Row]:
-        """Return schedules as rows of an answer. For a thread."""
+        """Return schedules as rows of an answer. Runs on a thread."""
         return [_shown_at(Schedule.load(name, row), name in cancelled, now_ms) for name, row in stored]
 
     async def preview(self, request: SchedulePreview, caller: Caller) -> tuple[list[list[int]], str]:
-        """Return when a schedule would fire, as (occurrence, delivery time) pairs, and the version of the time zone
-        data."""
+        """Return when a schedule would fire, and the version of the time zone data.
+
+        The times are (occurrence, delivery time) pairs in ms."""
         now_ms = self._broker.clock.now_ms() if request.after_ms is None else request.after_ms
         times = await self._in_thread(_preview, request, now_ms)
         return times, zones.data_version()
@@ -203,11 +206,12 @@ class ScheduleRequests:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run a long computation on a thread. It must not use the state of this node."""
+        """Run a long computation on a thread. The computation must not use the state of this node."""
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._broker.planning)
 
     def _target(self, topic: str, partition: int) -> tuple[RaftGroup, BatchTarget]:
-        """Return the partition's group, and the data by which messages for it are validated. Raise InvalidRequest."""
+        """Return the Raft group of a partition, and the data with which its messages are validated. Raise
+        InvalidRequest."""
         opened = self._broker.catalog.topic(topic)
         if opened.record.kind == COMPACTED:
             raise InvalidRequest(
@@ -218,7 +222,7 @@ class ScheduleRequests:
         return host, opened.targets[partition]
 
     def _check_count(self, host: RaftGroup, more: int) -> None:
-        """Raise TooLarge if the partition may not have `more` further schedules."""
+        """Raise TooLarge if `more` new schedules would exceed the limit of the partition."""
         most = self._broker.limits.schedules_per_partition
         if more and host.status.schedules + more > most:
             raise TooLarge(
@@ -229,7 +233,7 @@ class ScheduleRequests:
             )
 
     async def _named(self, host: RaftGroup, names: Sequence[str]) -> dict[str, Schedule]:
-        """Return the schedules with these names, by name. Omit names without a schedule."""
+        """Return the existing schedules with these names, by name."""
         found = await self._broker.reads.ask(
             host, lambda replica: replica.queries.schedules_named(names), 1, self._output, _size_of_rows, len(names)
         )
@@ -243,10 +247,11 @@ class ScheduleRequests:
         planned: Sequence[_Planned],
         results: dict[str, _Row],
     ) -> set[_Seen]:
-        """Apply the planned items, and record the results of those that need not be read again.
+        """Submit the planned items, and record the results of finished items.
 
-        Return the items for which a later occurrence must be planned: the next one is due, or its message is already
-        taken."""
+        If a schedule has changed meanwhile, its item gets no result, and the caller plans it again. If the next
+        occurrence of a schedule is due, or a consumer has its message already (TAKEN), the caller must plan a later
+        occurrence. Return the states of these schedules."""
         again, taken = False, set[_Seen]()
         for part, size in _parts(planned):
             answers = await self._call(host, caller, kind(part), size)
@@ -264,7 +269,7 @@ class ScheduleRequests:
         return taken
 
     async def _call(self, host: RaftGroup, caller: Caller, command: c.ScheduleCommand, size: int) -> list[Any]:
-        """Submit a command, and return an answer per item."""
+        """Submit a command, and return one answer per item."""
         count = len(command.items)
         size += 64
         work = size + ITEM_WORK * count
@@ -273,7 +278,7 @@ class ScheduleRequests:
 
     @staticmethod
     def _answers(names: Sequence[str], results: dict[str, _Row]) -> list[_Row]:
-        """Return the results in the order of the names. Raise Unavailable if one is missing."""
+        """Return the results in the order of the names. Raise Unavailable if a result is missing."""
         if any([name not in results for name in names]):
             raise Unavailable("schedules kept changing while they were read; ask again in a moment")
         return [results[name] for name in names]
@@ -312,7 +317,8 @@ def _message(
             raise InvalidRequest(f"its message may not have a {name_of}: each occurrence is a separate message")
     check_batch(batch, now_ms, limits, target, own)
     (fields,) = decode_fields(checked)
-    # Each occurrence adds its own headers to these. Check now that they can be read, rather than when it fires.
+    # Each occurrence adds its own headers to these headers. Check now that they can be decoded, not when the schedule
+    # fires.
     headers_pack(headers_unpack(fields.get(Column.HEADERS)), max_bytes=limits.headers_bytes)
     tenant = fields.get(Column.TENANT, DEFAULT_TENANT.encode())
     if (of_schedule(name)[1] or DEFAULT_TENANT).encode() != tenant:
@@ -333,7 +339,7 @@ def _message(
 def _plan_puts(
     wanted: Sequence[_Wanted], seen: dict[str, Schedule], now_ms: int, taken: AbstractSet[_Seen] = frozenset()
 ) -> tuple[list[_Planned], dict[str, _Row]]:
-    """Return the items that create or change schedules, and the results of those that need no change."""
+    """Plan puts. Return the items that create or change schedules, and the results of schedules that need no change."""
     planned, results = list[_Planned](), dict[str, _Row]()
     for name, version, checked, fields, paused in wanted:
         old = seen.get(name)
@@ -380,20 +386,20 @@ def _replan(
 ) -> Plan:
     """Return the next occurrence of a schedule that gets new settings.
 
-    An occurrence whose time has come counts as fired. `is_other`: its recurrence changes. `is_taken`: the message of
-    its next occurrence is already taken."""
+    If the time of the current occurrence has come, it counts as fired. `is_other`: the recurrence changes. `is_taken`:
+    the last attempt ended with TAKEN."""
     if paused:
         return Plan(None, None)
     is_due = is_taken or _is_due(old, now_ms)
     after_ms = max(now_ms, old.expected_ms or 0) if is_due else now_ms
     if not is_due and old.expected_ms is not None:
-        # With jitter, an occurrence may be past by the clock and still have to fire. Keep it if the new recurrence has
-        # it, too.
+        # With jitter, an occurrence may fire later than its time. So its time may be past although it has not fired. If
+        # the new recurrence also has this occurrence, keep it.
         before_ms = old.expected_ms - 1
         if before_ms < now_ms and checked.recurrence.next_ms(before_ms) == old.expected_ms:
             after_ms = before_ms
     if not is_other:
-        after_ms = max(after_ms, old.last_ms or 0)  # it may have fired by a clock that was ahead
+        after_ms = max(after_ms, old.last_ms or 0)  # a clock that was ahead may have fired later occurrences
     done = [] if is_other else old.done
     return planning.first(old.name, checked.recurrence, checked.settings, old.fired + is_due, after_ms, done)
 
@@ -401,7 +407,8 @@ def _replan(
 def _plan_pauses(
     names: Sequence[str], seen: dict[str, Schedule], paused: bool, now_ms: int
 ) -> tuple[list[_Planned], dict[str, _Row]]:
-    """Return the items that pause or resume schedules, and the results of those that need no change."""
+    """Plan pauses. Return the items that pause or resume schedules, and the results of schedules that need no
+    change."""
     planned, results = list[_Planned](), dict[str, _Row]()
     for name in names:
         old = seen.get(name)
@@ -417,7 +424,7 @@ def _plan_pauses(
 
 
 def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
-    """Return (occurrence, delivery time) pairs in ms of the first occurrences after `now_ms`."""
+    """Return the first occurrences after `now_ms`, as (occurrence, delivery time) pairs in ms."""
     checked = settings.check(request.settings, now_ms)
     times: list[list[int]] = []
     at_ms = now_ms
@@ -431,7 +438,7 @@ def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
 
 
 def _parts(planned: Sequence[_Planned]) -> Iterator[tuple[list[_Planned], int]]:
-    """Divide the items into parts for one command each. Yield each part with its size."""
+    """Divide the items into parts, one part for each command. Yield each part with its size in bytes."""
     part, size = list[_Planned](), 0
     for item in planned:
         more = _size_of_item(item)
@@ -451,7 +458,7 @@ def _size_of_item(item: Sequence[Any]) -> int:
 
 
 def _seen_of(item: _Planned) -> _Seen:
-    """Return the state of the schedule from which an item of a put or a pause was planned."""
+    """Return the state of the schedule from which this item of a put or a pause was planned."""
     if len(item) == PUT_FIELDS:
         name, _, _, version, expected_ms, *_ = item
     else:
@@ -460,7 +467,7 @@ def _seen_of(item: _Planned) -> _Seen:
 
 
 def _times_of(item: _Planned) -> tuple[int | None, int | None]:
-    """Return the next occurrence in an item of a put or a pause, and when it fires."""
+    """Return the next occurrence in an item of a put or a pause, and the time at which it fires, both in ms."""
     if len(item) == PUT_FIELDS:
         *_, next_ms, fire_ms, _ = item
     else:
@@ -507,7 +514,7 @@ def _shown(schedule: Schedule) -> _Row:
 def _shown_at(schedule: Schedule, is_cancelled: bool, now_ms: int) -> _Row:
     """Return a schedule as a row of an answer, with the next occurrence that will be delivered.
 
-    If the message of its next occurrence was cancelled, the row has the occurrence after that."""
+    If the message of the next occurrence was cancelled (`is_cancelled`), the row shows the following occurrence."""
     row = _shown(schedule)
     if not is_cancelled or schedule.expected_ms is None:
         return row
@@ -518,7 +525,7 @@ def _shown_at(schedule: Schedule, is_cancelled: bool, now_ms: int) -> _Row:
             schedule.name, recurrence, schedule.settings, fired, expected_ms, now_ms, schedule.done, GRACE_MS
         )
     except SandqError:
-        return row  # this node cannot evaluate its time zone; the same happens when it fires
+        return row  # this node does not know the time zone of the schedule, so the schedule cannot fire here either
     return row | {"next_ms": plan.next_ms, "fire_ms": plan.fire_ms, "next_id": None, "fired": fired}
 
 
@@ -528,5 +535,5 @@ def _size(page: tuple[list[Stored], Any] | tuple[list[Stored], Any, Any]) -> int
 
 
 def _size_of_rows(found: Sequence[bytes | None]) -> int:
-    """Return the bytes of stored schedules, given only as rows."""
+    """Return the total bytes of these rows of stored schedules."""
     return sum([len(row) for row in found if row is not None])

@@ -1,4 +1,5 @@
-"""Limit the snapshots that a node receives, and keep unfinished ones when their connection has ended."""
+"""Limit the snapshots that a node receives at the same time. Keep an unfinished snapshot after its connection has
+ended."""
 
 from __future__ import annotations
 
@@ -20,35 +21,37 @@ Further snapshots are refused, and offered again later."""
 
 
 class NewStore(Sink, Protocol):
-    """A sink that can be abandoned."""
+    """A sink that can be dropped."""
 
     def drop(self) -> None:
-        """Abandon the sink: its rows become garbage. Not called after `finish`."""
+        """Drop the sink. Its rows become garbage. This function is not called after `finish`."""
         ...
 
 
 class Intake:
-    """Keeps the unfinished snapshot of each group for a while.
+    """Receives snapshots, and keeps the unfinished snapshot of each group for a while.
 
-    The next offer of the same snapshot continues there; an offer of a different snapshot starts over.
+    If a node offers the same snapshot again, the transfer continues where it ended. If a node offers a different
+    snapshot, the transfer starts from the beginning.
     """
 
     def __init__(
         self, begin: Callable[[Meta], Awaitable[NewStore | None]], needs: Callable[[Meta], bool] = lambda meta: True
     ) -> None:
-        """`begin(meta)`: return a new store for a snapshot, or None if its state is here already; raise SandqError if
-        it cannot be received now. `needs(meta)`: return whether this node still needs the snapshot."""
+        """`begin(meta)`: return a new store for a snapshot; None if this node has its state already. If the snapshot
+        cannot be received now, `begin` raises SandqError. `needs(meta)`: return whether this node still needs the
+        snapshot."""
         self._begin = begin
         self._needs = needs
         self._kept: dict[int, _Kept] = {}
         self._receiving: set[int] = set()
 
     async def receive(self, stream: ObjectStream) -> Answer:
-        """Receive a snapshot, as `receive_snapshot`."""
+        """Receive the snapshot that is offered on a stream (see `receive_snapshot`)."""
         groups: list[int] = []
 
         async def accept(meta: Meta) -> Sink | None:
-            """Return the sink for an offered snapshot. Count the snapshot as being received until this stream ends."""
+            """Return the sink for an offered snapshot. The snapshot counts as being received until this stream ends."""
             self._check_capacity(meta.group)
             self._receiving.add(meta.group)
             groups.append(meta.group)
@@ -71,21 +74,21 @@ class Intake:
             kept.store.drop()
 
     def drop_stale(self) -> None:
-        """Drop snapshots that will not continue: the sender is gone, or this node got the entries from the log."""
+        """Drop unfinished snapshots that got no data for `KEPT_S`, or that this node no longer needs."""
         until_s = trio.current_time() - KEPT_S
         for group, kept in list(self._kept.items()):
             if group not in self._receiving and (kept.used_s < until_s or not self._needs(kept.meta)):
                 self.forget(group)
 
     def _check_capacity(self, group: int) -> None:
-        """Raise Overloaded if this group's snapshot, or too many snapshots, are being received."""
+        """Raise Overloaded if a snapshot of this group, or the maximum number of snapshots, is being received."""
         if group in self._receiving:
             raise Overloaded(f"a snapshot of group {group} is being received over a different connection")
         if len(self._receiving) >= RECEIVING_AT_ONCE:
             raise Overloaded(f"{RECEIVING_AT_ONCE} snapshots are being received; offer it again later")
 
     async def _sink(self, meta: Meta) -> Sink | None:
-        """Return the sink of an unfinished snapshot, or a new sink; None if the state is here already."""
+        """Return the sink of the unfinished snapshot, or a new sink. Return None if this node has the state already."""
         kept = self._kept.get(meta.group)
         if kept is not None and kept.meta.snapshot_id == meta.snapshot_id:
             return kept
@@ -103,7 +106,7 @@ class _Kept:
     def __init__(self, meta: Meta, store: NewStore, all_kept: dict[int, _Kept]) -> None:
         self.meta = meta
         self.used_s = trio.current_time()
-        """Time at which data was last added."""
+        """Time on trio's clock at which data was last added, in s."""
         self.chunk_bytes = 0
         """Bytes of the chunk that is being added."""
         self.store = store
@@ -114,7 +117,7 @@ class _Kept:
         return self.store.position
 
     async def add(self, data: bytes) -> bool:
-        """Add a chunk, as `Sink.add`. Raise Unavailable if the group was removed."""
+        """Add a chunk (see `Sink.add`). Raise Unavailable if the group was removed from this node."""
         self._check()
         self.used_s = trio.current_time()
         self.chunk_bytes = len(data)
@@ -124,9 +127,9 @@ class _Kept:
             self.chunk_bytes = 0
 
     async def finish(self, meta: Meta) -> None:
-        """Install the snapshot, as `Sink.finish`."""
+        """Install the snapshot (see `Sink.finish`)."""
         self._check()
-        # From here on, the snapshot may be installed. So it cannot be continued, even if an error follows.
+        # Even if an error follows, the snapshot may be installed. So the transfer can no longer be continued.
         del self._all_kept[self.meta.group]
         await self.store.finish(meta)
 

@@ -1,12 +1,12 @@
 """Send snapshots of this node's replicas to members that need them, and install snapshots of other nodes.
 
-Sending: a view of the rows is taken once all applied entries are written (apply thread). The rows are read in chunks on
-the maintenance thread, and sent over a separate connection. Meanwhile the log keeps the entries after the snapshot, up
-to a budget. If writes outrun the transfer, a new snapshot is taken. It is sent at twice the rate, with twice the
-budget.
+Sending: the apply thread writes all applied entries, and takes a view of the rows. The maintenance thread reads the
+rows in chunks, which are sent over a separate connection. Meanwhile the log keeps the entries after the snapshot, up to
+a budget. If new writes exceed the budget before the transfer ends, the snapshot is outrun. Then a new snapshot is
+taken, and sent at twice the rate with twice the budget.
 
-Installing: a snapshot is written to a new store that no pointer names until all of it is durable. Then the old replica
-is stopped, the pointer is set, and the group continues from the new store.
+Installing: a snapshot is written to a new store. No pointer names this store until all its rows are durable. Then the
+old replica is stopped, the pointer is set, and the group continues from the new store.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from sandq.storage.stores import StoresSnapshot
 log = structlog.get_logger("sandq.snapshots")
 
 CHECK_S = 0.2
-"""Interval in s at which members that need a snapshot are looked for."""
+"""Interval in s at which this node looks for members that need a snapshot."""
 ATTEMPTS = 5
-"""Maximum number of connections for one snapshot. After that, a later state is sent."""
+"""Maximum number of connections for one snapshot. If the last connection fails, a new snapshot is taken."""
 RETRY_S = 1.0
 """First pause in s before a snapshot is sent again."""
 RETRY_MOST_S = 60.0
@@ -49,26 +49,27 @@ RETRY_MOST_S = 60.0
 RATE_DOUBLINGS = 6
 """Maximum number of times that the rate is doubled for a snapshot that was outrun."""
 STALLED_S = 10.0
-"""Time in s without progress after which this node stops waiting for a member that has its snapshot."""
+"""Maximum time in s without progress while a member receives the log after its snapshot. Then this node stops
+waiting."""
 
 
 def needing(host: RaftGroup) -> list[str]:
-    """Return the members that this node must send a snapshot to.
+    """Return the members to which this node must send a snapshot.
 
-    This node leads, but need not be ready: if all reachable members need a snapshot, there is no majority until they
-    have one."""
+    The node must lead the group, but need not be ready. If all reachable members need a snapshot, the group has no
+    majority before they have received it."""
     return [] if host.failed is not None else sorted(host.group.lagging)
 
 
 def _is_behind(host: RaftGroup, member: str) -> bool:
-    """Return whether this node leads, and a member does not have all of the log yet."""
+    """Return whether this node leads the group, and the member does not have the whole log yet."""
     voters, learners = host.members
     leads = host.group.is_leader and host.failed is None
     return leads and member in (*voters, *learners) and not host.group.has_caught_up(member)
 
 
 async def _caught_up(host: RaftGroup, member: str, pin: LogPin) -> None:
-    """Wait until a member has received the log after its snapshot. Give up if it makes no progress for `STALLED_S`."""
+    """Wait until a member has received the log after its snapshot. If it makes no progress for `STALLED_S`, give up."""
     got, since_s = host.group.match_index(member), trio.current_time()
     while not pin.is_lost and _is_behind(host, member) and trio.current_time() - since_s < STALLED_S:
         await trio.sleep(CHECK_S)
@@ -78,7 +79,7 @@ async def _caught_up(host: RaftGroup, member: str, pin: LogPin) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A state to send."""
+    """The state of a replica that is sent as a snapshot."""
 
     rows: StoresSnapshot
     exporter: Exporter
@@ -97,9 +98,7 @@ class Snapshots:
         sweeper: StoreSweeper,
         shut_members: Callable[[RaftGroup], Sequence[str]] = lambda host: (),
     ) -> None:
-        """`shut_members(host)`: return members whose replicas are shut and that a snapshot of this node's replica
-        opens.
-        """
+        """`shut_members(host)`: return the members whose shut replicas would open with a snapshot from this node."""
         self.sent = self.installed = self.outrun = 0
         self._node_log = node_log
         self._runner = runner
@@ -111,10 +110,11 @@ class Snapshots:
         self._shut_members = shut_members
         self._sending: set[tuple[int, str]] = set()
         self._outrun: dict[tuple[int, str], int] = {}
-        """Number of consecutive snapshots that were outrun, by group and member."""
+        """By group and member: number of consecutive snapshots that failed, because they were outrun or the member
+        stayed shut."""
 
     def _chunk_bytes(self) -> int:
-        """Return the bytes of chunks being sent and received: at most two snapshots in each direction."""
+        """Return the bytes of all chunks that are being sent or received."""
         hosts = list(self._node_log.hosts.values())
         return self._intake.chunk_bytes + sum(
             [one.chunk_bytes for host in hosts for one in list(host.sending.values())]
@@ -123,7 +123,7 @@ class Snapshots:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def _needing(self, host: RaftGroup) -> list[str]:
-        """Return the members that need a snapshot, as `needing`, and those whose replicas are shut."""
+        """Return the members that need a snapshot: the members of `needing`, and members with a shut replica."""
         return sorted({*needing(host), *self._shut_members(host)})
 
     async def run(self) -> None:
@@ -140,19 +140,20 @@ class Snapshots:
                 await trio.sleep(CHECK_S)
 
     def _forget_outrun(self) -> None:
-        """Forget the counts of members that need nothing from this node any more."""
+        """Forget the failed snapshots of members that need neither a snapshot nor log entries from this node any
+        more."""
         for number, member in list(self._outrun):
             host = self._node_log.hosts.get(number)
-            # Check both conditions: `_is_behind` uses the commit index of a moment ago, and may be False for a member
-            # that still needs a snapshot.
+            # Check both conditions: `_is_behind` uses an older commit index, so it may be False for a member that still
+            # needs a snapshot.
             if host is None or not (member in self._needing(host) or _is_behind(host, member)):
                 del self._outrun[number, member]
 
     async def _send(self, host: RaftGroup, member: str) -> None:
-        """Send a snapshot to a member once a slot is free, and wait until the member has the log after it.
+        """Send a snapshot to a member once a slot is free. Then wait until the member has the log after the snapshot.
 
-        A failed, outrun or useless attempt ends with a pause. `run` starts the next attempt if the member still
-        needs one."""
+        If the attempt fails, is outrun, or leaves the member shut, pause at the end. If the member still needs a
+        snapshot, `run` starts the next attempt."""
         key = host.number, member
         outrun = self._outrun.get(key, 0)
         scope = trio.CancelScope()
@@ -178,14 +179,14 @@ class Snapshots:
             self._sending.discard(key)
 
     async def _wait_as_still_shut(self, key: tuple[int, str]) -> None:
-        """Wait before the next attempt: the member is shut although it has the snapshot."""
+        """Pause before the next attempt, because the member is still shut after it got the snapshot."""
         times = self._outrun[key] = min(self._outrun.get(key, 0) + 1, RATE_DOUBLINGS)
         pause_s = min(RETRY_S * 2**times, RETRY_MOST_S)
         log.warning("a replica is shut although it has a snapshot", group=key[0], to=key[1], again_in_s=pause_s)
         await trio.sleep(pause_s)
 
     async def _wait_as_outrun(self, key: tuple[int, str]) -> None:
-        """Wait before the next attempt, because writes have outrun the snapshot."""
+        """Pause before the next attempt, because new writes have exceeded the budget of the snapshot."""
         self.outrun += 1
         times = self._outrun.get(key, 0) + 1
         self._outrun[key] = min(times, RATE_DOUBLINGS)
@@ -200,7 +201,7 @@ class Snapshots:
         await trio.sleep(pause_s)
 
     async def _send_to(self, host: RaftGroup, member: str, pin: LogPin, scope: trio.CancelScope, times: int) -> None:
-        """Make one attempt, at `times` times the rate. The pin cancels `scope` to end it."""
+        """Make one attempt to send a snapshot, at `times` times the rate. If the pin is lost, it cancels `scope`."""
         view = await self._view(host)
         log.info("sending a snapshot", group=host.number, to=member, index=view.meta.index, size=view.meta.total_bytes)
         answer: Answer | None = None
@@ -219,9 +220,8 @@ class Snapshots:
         self.sent += 1
 
     async def _offer(self, view: _View, node: str, sending: Sending, times: int) -> Answer:
-        """Send a snapshot over several connections if necessary.
-
-        A new connection continues where the previous connection ended."""
+        """Send a snapshot to a node. If a connection fails, continue over a new connection, up to `ATTEMPTS` in
+        total."""
 
         async def read(after: bytes | None) -> Chunk:
             """Read the next chunk, and record the progress."""
@@ -241,7 +241,7 @@ class Snapshots:
         raise AssertionError
 
     async def _view(self, host: RaftGroup) -> _View:
-        """Return the state as of the last applied entry."""
+        """Return the state of the replica after its last applied entry."""
         rows, index = await self._runner.ask(partial(self._node_log.view, host))
         journal, pointer = host.group.journal, self._node_log.pointers.get(host.number)
         term = journal.term_at(index)
@@ -255,20 +255,22 @@ class Snapshots:
             self._release(rows)
             raise
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
-        # Use the larger estimate: the tables lack rows that are not flushed yet, and the status ignores compression.
+        # Use the larger of two estimates. The size of the tables lacks rows that are not flushed yet; the status
+        # ignores compression.
         size = max(in_tables, getattr(host.status, "bytes", 0))
         meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)
 
     def _release(self, rows: StoresSnapshot) -> None:
-        """Close the rows without waiting: a thread that reads from a hanging disk may hold them, and the node must end
-        anyway."""
+        """Close the rows on the maintenance thread, without waiting.
+
+        If a disk hangs, a thread may still hold the rows. The node must be able to end even then."""
         self._runner.hand_to_maintenance(rows.close)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def forget(self, group: int) -> None:
-        """Drop the unfinished snapshot of a group that no longer runs here."""
+        """Drop the unfinished snapshot of a group that no longer runs on this node."""
         self._intake.forget(group)
 
     async def receive(self, node: str, stream: PeerStream) -> None:
@@ -284,12 +286,12 @@ class Snapshots:
             log.info("a snapshot was not installed", peer=node, verdict=answer.verdict.value, reason=answer.reason)
 
     def _needs(self, meta: Meta) -> bool:
-        """Return whether this node's replica lacks entries that a snapshot includes."""
+        """Return whether this node's replica lacks entries that the snapshot includes."""
         host = self._node_log.hosts.get(meta.group)
         return host is not None and host.status.applied_index < meta.index
 
     async def _begin(self, meta: Meta) -> _Store | None:
-        """Return a new store for a snapshot; None if this node's replica has its state already. Raise Unavailable."""
+        """Return a new store for a snapshot; None if this node's replica has the state already. Raise Unavailable."""
         host = self._node_log.hosts.get(meta.group)
         if host is None or host.group.member not in (*meta.voters, *meta.learners):
             raise Unavailable(f"this node holds no replica of group {meta.group} that the snapshot is for")
@@ -302,7 +304,7 @@ class Snapshots:
 
 
 class _Store:
-    """A new store that is being filled."""
+    """A new store into which a snapshot is written."""
 
     def __init__(self, node_log: NodeLog, runner: Runner, host: RaftGroup, number: int, sweeper: StoreSweeper) -> None:
         self._sweeper = sweeper
@@ -312,26 +314,27 @@ class _Store:
         self._number = number
         self._importer = Importer(node_log.stores, number)
         self._is_unsure = False
-        """True if it is unknown whether the pointer names this store after a crash. Then the store is not garbage."""
+        """True if writing the pointer failed with an unknown outcome. Then the pointer may name this store, so keep the
+        store."""
 
     @property
     def position(self) -> bytes | None:
         return self._importer.position
 
     async def add(self, data: bytes) -> bool:
-        """Add a chunk, as `Sink.add`."""
-        # Only the apply thread may hand rows over.
+        """Add a chunk (see `Sink.add`)."""
+        # Only the apply thread may pass row changes to the stores.
         is_last = await self._runner.ask(partial(self._importer.add, data))
         await self._runner.until_written()
         return is_last
 
     def drop(self) -> None:
-        """Let the sweeper delete the rows of the store, unless a replica uses them."""
+        """Let the sweeper delete the rows of the store. If a pointer names the store, the sweeper keeps them."""
         self._node_log.filling.discard(self._number)
         self._sweeper.sweep_soon()
 
     async def finish(self, meta: Meta) -> None:
-        """Install the snapshot, as `Sink.finish`."""
+        """Install the snapshot (see `Sink.finish`)."""
         try:
             await self._runner.on_maintenance(self._node_log.stores.flush)
             await self._runner.between_batches(partial(self._node_log.suspend, self._host, meta.index))
@@ -344,7 +347,7 @@ class _Store:
     async def _replace(self, meta: Meta) -> None:
         """Continue the stopped group with the new store.
 
-        If the node stops meanwhile, the group stays stopped: the next start uses the store that its pointer names."""
+        If the node stops meanwhile, the next start uses the store that the group's pointer names."""
         node_log, runner, host = self._node_log, self._runner, self._host
         try:
             # The apply thread runs this after all tasks of the old state.

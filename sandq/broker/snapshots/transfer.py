@@ -6,9 +6,9 @@
     CHUNK, at most WINDOW   ->
     that are not answered   <-    ACK each; the last one: DONE, once it is installed, or FAILED (reason)
 
-The receiver keeps the received rows when the connection ends. The next offer of the same snapshot continues there; an
-offer of a different snapshot starts over. Threads behind `read_chunk` and `Sink` read, check and write the rows. This
-module only passes on bytes, one chunk at a time.
+When the connection ends, the receiver keeps the received rows. If the same snapshot is offered again, the transfer
+continues after these rows. If a different snapshot is offered, it starts from the beginning. `read_chunk` and `Sink`
+use threads to read, check and write the rows. This module only passes bytes on, one chunk at a time.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from sandq.storage.snapshot import CHUNK_BYTES_AT_MOST, META_BYTES, Chunk, Meta
 T = TypeVar("T")
 
 WINDOW = 8
-"""Maximum number of chunks in transit that are not answered yet."""
+"""Maximum number of sent chunks that are not answered yet."""
 SENDING_AT_ONCE = 2
 """Maximum number of snapshots that a node sends at the same time."""
 SILENCE_S = 60.0
 """Time in s within which the other side must send its next frame, or accept a frame.
 
-The other side may have to open a store, to wait for its throttle, or to install the snapshot."""
+The time is long, because the other side may first open a store, wait for its throttle, or install the snapshot."""
 BURST_S = 0.05
-"""Burst after a pause, given as the time in s in which the rate allows this number of bytes."""
+"""Size of a burst after a pause: the bytes that the rate allows in this time, in s."""
 KEY_BYTES = 64 << 10
-"""Maximum size of a key to continue after, in bytes."""
+"""Maximum size in bytes of the key in RESUME, after which the transfer continues."""
 REASON_CHARS = 1024
-"""Maximum length of a reason; a longer reason is cut."""
+"""Maximum length of a reason, in characters. A longer reason is cut."""
 
 
 class _Field(NamedTuple):
     kinds: tuple[type, ...]
     longest: int = 0
-    """Maximum length of bytes and text."""
+    """Maximum length of a bytes or text field."""
 
 
 OFFER, RESUME, REFUSE, CHUNK, ACK, DONE, FAILED = range(1, 8)
@@ -61,35 +61,37 @@ _FIELDS: dict[int, tuple[_Field, ...]] = {
 SMALL_FRAME_BYTES = 65 << 10
 """Maximum size of a frame without rows, in bytes.
 
-An offer is the first frame, and 64 connections may each have sent a part of an offer."""
+The limit is small, because 64 connections may each have sent a part of their first frame, an offer."""
 CHUNK_FRAME_BYTES = CHUNK_BYTES_AT_MOST + SMALL_FRAME_BYTES
 _NAMES = dict(zip(_FIELDS, ("OFFER", "RESUME", "REFUSE", "CHUNK", "ACK", "DONE", "FAILED"), strict=True))
 
 
 class ObjectStream(Protocol):
-    """A connection that carries MessagePack values. Both methods raise an error once it has ended."""
+    """A connection that carries MessagePack values. Both methods raise an error once the connection has ended."""
 
     async def send(self, obj: Any) -> None: ...
 
     async def receive(self, limit: int) -> Any:
-        """Return the next value. Raise FrameTooLarge if it has more than `limit` bytes, before reading it."""
+        """Return the next value. If the value has more than `limit` bytes, raise FrameTooLarge without reading it."""
         ...
 
 
 class Sink(Protocol):
-    """Destination of a snapshot: a store that no pointer names yet. It outlives connections."""
+    """Destination of a snapshot: a store that no pointer names yet. A sink may be used over several connections."""
 
     @property
     def position(self) -> bytes | None:
-        """Key of the last row that was added; None if there is no row yet."""
+        """Key of the last row that was added; None if no row was added yet."""
         ...
 
     async def add(self, data: bytes) -> bool:
-        """Add a chunk (`Importer.add`). Return whether it was the last. Raise SandqError if nothing was written."""
+        """Add a chunk (see `Importer.add`). Return whether the chunk was the last. On SandqError, nothing was
+        written."""
         ...
 
     async def finish(self, meta: Meta) -> None:
-        """Install the snapshot: on return, the pointer names the store, durably. Raise SandqError. Called once."""
+        """Install the snapshot. On return, the group's pointer names the store, durably. Called once. Raise
+        SandqError."""
         ...
 
 
@@ -98,9 +100,9 @@ class Verdict(Enum):
 
     INSTALLED = "installed"
     HELD = "held"
-    """The receiver has this state or a later one."""
+    """The receiver has this state or a later state already."""
     REFUSED = "refused"
-    """Not possible now; nothing was sent."""
+    """The receiver cannot receive the snapshot now. No rows were sent."""
     FAILED = "failed"
 
 
@@ -113,17 +115,17 @@ class Answer:
 
 
 class Throttle:
-    """A rate in bytes per second that all users share, first come, first served. Uses trio's clock."""
+    """A rate in bytes per second that all callers of `take` share, first come, first served. Uses trio's clock."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._paid_until = -math.inf
-        """Time up to which the rate is used up by the bytes that were taken so far."""
+        """Time on trio's clock, in s, until which the bytes taken so far use up the rate."""
 
     async def take(self, size: int, times: int = 1) -> None:
         """Wait until `size` more bytes may be sent, at `times` times the rate.
 
-        A size above a burst is not split: later calls wait longer instead."""
+        A large size is not split: the call waits no longer than for a small size, but later calls wait longer."""
         now = trio.current_time()
         begin = max(self._paid_until, now - BURST_S)
         self._paid_until = begin + size / (self._bytes_per_s * times)
@@ -133,7 +135,7 @@ class Throttle:
 class Outlet:
     """Resources that all outgoing snapshots of a node share.
 
-    Take a slot before the rows of a snapshot are fixed. Hold it until they are released.
+    Take a slot before you take the view of the rows. Hold the slot until the view is released.
     """
 
     def __init__(self, bytes_per_s: int) -> None:
@@ -148,10 +150,11 @@ async def send_snapshot(
     throttle: Throttle,
     times: int = 1,
 ) -> Answer:
-    """Offer a snapshot and send the part that the other side lacks, at `times` times the throttle's rate.
+    """Offer a snapshot, and send the rows that the other side lacks, at `times` times the throttle's rate.
 
-    `read_chunk(after)`: `Exporter.chunk`, in a thread. Raise ProtocolError, TimedOut, the stream's error when it ends,
-    and the errors of `read_chunk`. Then the same snapshot may be offered again, and continues where it ended."""
+    `read_chunk(after)`: run `Exporter.chunk` on a thread. Raise ProtocolError, TimedOut, the errors of the stream and
+    the errors of `read_chunk`. After an error, the caller may offer the same snapshot again, to continue the
+    transfer."""
     talk = _Talk(stream)
     await talk.send(OFFER, meta.encode())
     kind, fields = await talk.receive(RESUME, REFUSE)
@@ -179,9 +182,9 @@ async def send_snapshot(
 async def receive_snapshot(stream: ObjectStream, accept: Callable[[Meta], Awaitable[Sink | None]]) -> Answer:
     """Receive the snapshot that is offered on a stream.
 
-    `accept(meta)`: return its destination, or None if its state is here already; raise SandqError if it cannot be
-    received now. Raise ProtocolError, TimedOut, and the stream's error when it ends. If the snapshot is not
-    installed for any other reason, both this function and the sender's `send_snapshot` return that reason."""
+    `accept(meta)`: return the sink for the snapshot; None if this node has the state already. If the snapshot cannot be
+    received now, `accept` raises SandqError. Raise ProtocolError, TimedOut, and the errors of the stream. If another
+    error prevents the installation, this function and the sender's `send_snapshot` return the reason."""
     talk = _Talk(stream)
     _, (offer,) = await talk.receive(OFFER)
     try:
@@ -207,22 +210,23 @@ async def receive_snapshot(stream: ObjectStream, accept: Callable[[Meta], Awaita
 
 
 class _Talk:
-    """Checked frames over a stream, with time limits."""
+    """Sends and receives frames over a stream. It checks received frames, and limits the time of each step."""
 
     def __init__(self, stream: ObjectStream) -> None:
         self._stream = stream
 
     async def send(self, kind: int, *fields: Any) -> None:
-        """Send a frame. Raise TimedOut if the other side does not accept it in time."""
+        """Send a frame. Raise TimedOut if the other side does not accept the frame within `SILENCE_S`."""
         await _in_time(self._stream.send((kind, *fields)), f"to accept {_NAMES[kind]}")
 
     async def refuse(self, answer: Answer) -> Answer:
-        """Refuse the offer, and return the answer."""
+        """Refuse the offer for the reason in `answer`, and return `answer`."""
         await self.send(REFUSE, answer.verdict is Verdict.HELD, answer.reason[:REASON_CHARS])
         return answer
 
     async def receive(self, *kinds: int) -> tuple[int, Sequence[Any]]:
-        """Receive the next frame. Its kind must be one of `kinds`. Return its kind and fields."""
+        """Receive the next frame, whose kind must be one of `kinds`. Return the kind and the fields. Raise
+        ProtocolError."""
         wanted = " or ".join(_NAMES[kind] for kind in kinds)
         limit = CHUNK_FRAME_BYTES if CHUNK in kinds else SMALL_FRAME_BYTES
         frame = await _in_time(self._stream.receive(limit), f"to send {wanted}")
@@ -242,7 +246,7 @@ class _Talk:
 
 
 async def _in_time(step: Awaitable[T], what: str) -> T:
-    """Await a step. Raise TimedOut after `SILENCE_S`; `what`: description of the step in the error."""
+    """Await a step. Raise TimedOut after `SILENCE_S`. `what`: description of the step for the error message."""
     with trio.move_on_after(SILENCE_S):
         return await step
     raise TimedOut(f"a snapshot's connection: the other side took more than {SILENCE_S:.0f} s {what}")

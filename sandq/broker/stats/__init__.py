@@ -1,1 +1,1 @@
-"""Statistics that a node keeps of its own work, and of how punctual its deliveries are."""
+"""Statistics about a node's own work, and about the lateness of its deliveries."""

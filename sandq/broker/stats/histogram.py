@@ -1,4 +1,4 @@
-"""Histograms of a node's statistics. This module imports little, as the HTTP process uses it, too."""
+"""Histograms of a node's statistics. This module imports little, because the HTTP process uses it, too."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ LATENESS = (
     *(-1.0, -0.1, -0.01, -0.001, 0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Bounds of lateness in s; below 0 is early."""
+"""Upper bounds of lateness, in s. Values below 0 are early deliveries."""
 ATTEMPTS = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
 COUNTS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 
 
 class Histogram:
-    """Counts by upper bound (inclusive), as in Prometheus, but not cumulative."""
+    """Counts of values by bucket. As in Prometheus, each bucket has an inclusive upper bound; the counts are not
+    cumulative."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Counts by bound. The last count is for values above every bound."""
+        """Number of values by bucket. The last bucket is for values above all bounds."""
         self.total = 0.0
 
     def observe(self, value: float, weight: int = 1) -> None:

@@ -1,6 +1,7 @@
-"""Statistics that a node keeps of its own work, as plain numbers. `server/metrics/metrics.py` exports them.
+"""Statistics about a node's own work, as plain numbers. `server/metrics/metrics.py` exports these numbers.
 
-Each number is written by one thread only. Work is counted per batch, lease or commit batch, never per message.
+Only one thread writes each number. To be cheap, each batch, lease or commit batch is counted at once, not message by
+message.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ class NodeStats:
     """Statistics that do not belong to a topic."""
 
     def __init__(self, slo_lateness_s: float = 0.1) -> None:
-        """Create them. `slo_lateness_s`: lateness above which a delivery misses the objective."""
+        """`slo_lateness_s`: lateness in s above which a delivery misses the lateness objective (SLO)."""
         self.slo_lateness_s = slo_lateness_s
         self.slo = Histogram(LATENESS)
-        """Lateness of the first deliveries that count for the objective."""
+        """Lateness in s of the deliveries that count for the objective: see `TopicStats.slo_deliveries`."""
         self.fsync = Histogram(SECONDS)
         self.batch_records = Histogram(COUNTS)
         """WAL records of each commit batch."""
@@ -31,14 +32,14 @@ class NodeStats:
         """Entries of each run of the apply thread."""
         self.store_write = Histogram(SECONDS)
         self.stalls = Histogram(SECONDS)
-        """Delay with which the event loop ran a due task."""
+        """Delays in s with which the event loop ran a due task."""
         self.attempts = Histogram(ATTEMPTS)
         self.round_trips = Histogram(SECONDS)
-        """Round trips of gossip probes of other members."""
+        """Round-trip times in s of gossip probes to other members."""
         self.lease_window_s = 0.0
-        """Current window in which scheduled messages are leased together, in s."""
+        """Current length in s of the window in which delayed messages are leased together."""
         self.early = 0
-        """Number of messages that were sent before their time."""
+        """Number of messages that were sent before their delivery time."""
 
     def applied(self, entries: int, apply_s: float) -> None:
         """Count a run of the apply thread."""
@@ -48,25 +49,25 @@ class NodeStats:
 
 
 class TopicStats:
-    """Deliveries of a topic. Its partitions count stored and settled messages (`Status.counted`)."""
+    """Counts of a topic's deliveries. Stored and settled messages are counted elsewhere (`Status.counted`)."""
 
     def __init__(self, node: NodeStats) -> None:
         self._node = node
         self.sent = 0
         self.sent_bytes = 0
         self.redelivered = 0
-        """Number of messages that had been leased before."""
+        """Number of sent messages that had been leased before."""
         self.lateness = Histogram(LATENESS)
         self.slo_deliveries = 0
-        """Number of first deliveries of messages that were due when a consumer had free credit."""
+        """Number of first deliveries of messages that became due while a consumer had free credit."""
         self.slo_late = 0
-        """Number of these deliveries that were later than the objective allows."""
+        """Number of deliveries in `slo_deliveries` that were later than the objective allows."""
 
     def delivered(self, delivery: Delivery, now_s: float, free_since_ms: int | None = None) -> None:
         """Count a lease that is being sent at `now_s` of the guarded clock (epoch seconds).
 
-        `free_since_ms`: time since which a consumer has had free credit without interruption. Messages that became due
-        earlier waited for consumers, and do not count for the objective. None: no message counts."""
+        `free_since_ms`: time since which a consumer has always had free credit. Messages that became due before that
+        time had to wait for a consumer, so they do not count for the objective. None: no message counts for it."""
         self.sent += delivery.count
         now_ms = now_s * 1000
         for piece in delivery.pieces:
@@ -89,7 +90,7 @@ class TopicStats:
                 self.redelivered += delivery.count
 
     def _observe(self, late_s: float, count: int, counts: bool) -> None:
-        """Count messages of one instant. `counts`: whether the messages also count for the objective."""
+        """Count `count` messages with the same lateness. `counts`: True if they also count for the objective."""
         lateness = self.lateness
         bucket = bisect_left(lateness.bounds, late_s)
         lateness.counts[bucket] += count
@@ -102,7 +103,7 @@ class TopicStats:
                 self.slo_late += count
 
     def _observe_for_slo(self, column: bytes, count: int, now_ms: float, free_since_ms: int) -> None:
-        """Count a column of messages. Messages that were due at `free_since_ms` or later count for the objective."""
+        """Count a column of messages. Messages that became due at `free_since_ms` or later count for the objective."""
         node = self._node
         start = 0 if _ms_at(column, 0) >= free_since_ms else _first_from(column, free_since_ms, 0, count)
         if start:
@@ -117,16 +118,16 @@ class TopicStats:
 
 
 def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Histogram, *others: Histogram) -> None:
-    """Count the lateness of a column's messages, from `start` on, by bucket, without visiting each message.
+    """Count the lateness of a column's messages from position `start` on. Find the buckets by binary search.
 
-    The `others` have the same bounds."""
+    The `others` get the same counts, and must have the same bounds."""
     first_s = (now_ms - _ms_at(column, start)) / 1000
     last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
     if first_s == last_s:
         for histogram in (lateness, *others):
             histogram.observe(first_s, count - start)
         return
-    # The messages are ordered by their times, so the first messages are the most late.
+    # The messages are ordered by delivery time, so the first messages have the greatest lateness.
     at = start
     while at < count:
         bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)
@@ -147,7 +148,7 @@ def _ms_at(column: bytes, at: int) -> int:
 
 
 def _first_from(column: bytes, at_ms: float, start: int, count: int) -> int:
-    """Return the first message, from `start` on, whose time is `at_ms` or later."""
+    """Return the position of the first message, from `start` on, whose delivery time is `at_ms` or later."""
     return bisect_left(range(count), at_ms, lo=start, key=lambda at: _ms_at(column, at))
 
 

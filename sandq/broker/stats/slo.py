@@ -1,4 +1,4 @@
-"""The lateness objective of a node: counts of deliveries that survive restarts."""
+"""Count deliveries for the lateness objective (SLO) of a node. The counts survive restarts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sandq.storage.files import Files
 log = structlog.get_logger("sandq.slo")
 
 TAKE_S: Final = 10.0
-"""Interval in s at which deliveries are counted."""
+"""Interval in s at which new deliveries are added to the book."""
 WRITE_S: Final = 300.0
-"""Interval in s at which the file is written. A node that is killed loses at most this much."""
+"""Interval in s at which the file is written. If a node is killed, it loses the counts since the last write."""
 LAST_WRITE_S: Final = 2.0
-"""Maximum time in s to wait for the last write at the end."""
+"""Maximum time in s to wait for the last write when the node stops."""
 
 
 class LatenessSlo:
@@ -41,7 +41,7 @@ class LatenessSlo:
             self._book = SloBook(stats, config.window_ms, now_ms)
 
     async def run(self) -> None:
-        """Record deliveries, and write the file from time to time, until cancelled. Then write the file a last time."""
+        """Until cancelled, record deliveries and write the file at intervals. Then write the file a last time."""
         wrote_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
@@ -50,21 +50,22 @@ class LatenessSlo:
                     self._take()
                     if self._book.changed and not self._is_writing and trio.current_time() - wrote_s >= WRITE_S:
                         wrote_s = trio.current_time()
-                        # In a separate task, so that deliveries are counted in the right minute even if a disk hangs.
+                        # Write in a separate task. So deliveries are counted in the right minute even if the disk
+                        # hangs.
                         nursery.start_soon(self._write)
         finally:
             self._take()
-            # A thread that hangs in a disk operation may still write. Only one may write at a time.
+            # If an earlier write hangs on the disk, do not start a second write.
             if self._book.changed and not self._is_writing:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WRITE_S):
                     await self._write()
 
     def _take(self) -> None:
-        """Count the deliveries since the last call."""
+        """Add the deliveries since the last call to the book."""
         self._book.take(self._clock.now_ms(), is_trusted=not self._clock.status().alarm)
 
     async def _write(self) -> None:
-        """Write the file in a thread. If that fails, keep the book marked as changed."""
+        """Write the file on a thread. If the write fails, mark the book as changed, so that it is written again."""
         try:
             await trio.to_thread.run_sync(self._replace, self._book.encode(), abandon_on_cancel=True)
         except (StorageFailed, OSError) as error:
@@ -80,7 +81,7 @@ class LatenessSlo:
             self._is_writing = False
 
     def reply(self) -> dict[str, Any]:
-        """Return the reply to the request SLO for this node, without its topics."""
+        """Return this node's reply to the request SLO, without the part about topics."""
         self._take()
         now_ms, status = self._clock.now_ms(), self._clock.status()
         windows = [(over_ms, self._book.over(now_ms, over_ms)) for over_ms in (*BURN_MS, self._book.window_ms)]

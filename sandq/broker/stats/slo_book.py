@@ -1,11 +1,11 @@
-"""Keep how late deliveries were: by the minute for six hours, by the hour for `slo.window` or three days. No I/O.
+"""Count deliveries by lateness: per minute for six hours, and per hour for `slo.window`, at least three days. No I/O.
 
 The file `slo` (envelope: small_file.py, magic "SANDQSLO", version 1) is msgpack. PERSISTED::
 
     [bounds in us, since_ms, minutes, hours]     each a list of [number since 1970, counts by bound, early, unproven]
 
-The node writes the file every `slo.WRITE_S`, and when it stops. If it is killed, the last minutes are lost. Nothing
-else depends on the file.
+The node writes the file every `slo.WRITE_S` seconds, and when it stops. If the node is killed, the counts of the last
+minutes are lost. No other data depends on the file.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 MINUTES_MOST: Final = 360
 BURN_MS: Final = (5 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, 72 * HOUR_MS)
-"""Spans in ms over which burn rates are reported, even if the window is shorter."""
+"""Spans in ms over which burn rates are reported, even if `slo.window` is shorter."""
 BOUNDS_US: Final = [round(bound * 1_000_000) for bound in LATENESS]
-"""Bounds of the counts in us. The last count is above all of them."""
+"""Upper bounds of the counts, in us. One more count is for values above all bounds."""
 
 
 class Counted(NamedTuple):
-    """Deliveries within some time."""
+    """Counts of the deliveries in a span of time."""
 
     counts: Sequence[int]
-    """Counts by `BOUNDS_US`."""
+    """Number of deliveries by lateness (see `BOUNDS_US`)."""
     early: int
     unproven: int
-    """Number of the deliveries in `counts` that were made while the node's clock was not trusted."""
+    """Number of deliveries in `counts` that the node made while its clock was not trusted."""
 
 
 class _Slots:
-    """Sums for each of the last `most` spans of `span_ms`. Spans without deliveries take no memory."""
+    """Counts for each of the last `most` spans of time. A span has `span_ms`. Spans without deliveries take no
+    memory."""
 
     def __init__(self, span_ms: int, most: int) -> None:
         self._span_ms = span_ms
         self._most = most
         self.slots: dict[int, list[int]] = {}
-        """Counts, early and unproven, by number of the span, in ascending order."""
+        """By number of the span, in ascending order: the counts by lateness, then `early` and `unproven`."""
 
     def add(self, now_ms: int, more: Sequence[int]) -> None:
-        """Add counts to the span of `now_ms`."""
+        """Add counts to the span that contains `now_ms`."""
         number = now_ms // self._span_ms
-        # If the clock was set back, add the counts of future spans to the current one.
+        # If the clock was set back, there are spans in the future: add their counts to the current span.
         ahead = [self.slots.pop(slot) for slot in [slot for slot in self.slots if slot > number]]
         for one in (*ahead, more):
             slot = self.slots.get(number)
@@ -60,14 +61,14 @@ class _Slots:
         self._forget(number)
 
     def _forget(self, number: int) -> None:
-        """Delete the spans that are too old; `number`: the current span."""
+        """Delete spans that are too old. `number`: number of the current span."""
         for slot in list(self.slots):
             if slot > number - self._most:
                 break
             del self.slots[slot]
 
     def sum(self, now_ms: int, over_ms: int) -> list[int]:
-        """Return the sum of the spans within the last `over_ms`, including the current one."""
+        """Return the sum of the spans within the last `over_ms`, including the current span."""
         first = (now_ms - over_ms) // self._span_ms
         total = [0] * (len(BOUNDS_US) + 3)
         for number, slot in self.slots.items():
@@ -76,11 +77,11 @@ class _Slots:
         return total
 
     def rows(self) -> list[list[Any]]:
-        """Return the spans as in the file."""
+        """Return the spans in the format of the file."""
         return [[number, slot[:-2], *slot[-2:]] for number, slot in self.slots.items()]
 
     def load(self, rows: list[Any], now_ms: int) -> None:
-        """Read spans from the file. Raise ValueError, TypeError or OverflowError if they are invalid."""
+        """Load spans in the format of the file. If they are invalid, raise ValueError, TypeError or OverflowError."""
         for number, counts, early, unproven in sorted(rows):
             slot = [int(count) for count in (*counts, early, unproven)]
             if len(slot) != len(BOUNDS_US) + 3 or min(slot) < 0:
@@ -95,10 +96,10 @@ def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 class SloBook:
-    """The counts of one node. Call `take` often, and before reading."""
+    """The counts of one node. Call `take` often, and before each call of `over`."""
 
     def __init__(self, stats: NodeStats, window_ms: int, now_ms: int, kept: bytes | None = None) -> None:
-        """`kept`: data that `encode` returned earlier. Raise Corruption if it is invalid."""
+        """`kept`: data that `encode` returned earlier. If the data is invalid, raise Corruption."""
         self._stats = stats
         self.window_ms = window_ms
         self.since_ms = now_ms
@@ -107,12 +108,12 @@ class SloBook:
         self._hours = _Slots(HOUR_MS, max(window_ms, *BURN_MS) // HOUR_MS + 1)
         self._taken = self._now()
         self.changed = False
-        """True if something was counted since `encode`."""
+        """True if deliveries were counted since the last `encode`."""
         if kept is not None:
             self._load(kept, now_ms)
 
     def take(self, now_ms: int, *, is_trusted: bool) -> None:
-        """Count the deliveries since the last call. `is_trusted`: whether this node's clock is trusted."""
+        """Count the deliveries since the last call. `is_trusted`: True if this node's clock is trusted now."""
         now = self._now()
         more = [new - had for new, had in zip(now, self._taken, strict=True)]
         if any(more):
@@ -123,23 +124,24 @@ class SloBook:
             self.changed = True
 
     def over(self, now_ms: int, over_ms: int) -> Counted:
-        """Return the counts of the last `over_ms`: by whole minutes up to six hours, otherwise by whole hours."""
+        """Return the counts of the last `over_ms`. A span of up to six hours has whole minutes, a longer span whole
+        hours."""
         slots = self._minutes if over_ms <= MINUTES_MOST * MINUTE_MS else self._hours
         *counts, early, unproven = slots.sum(now_ms, over_ms)
         return Counted(counts, early, unproven)
 
     def encode(self) -> bytes:
-        """Return the content of the file."""
+        """Return the content for the file, and set `changed` to False."""
         self.changed = False
         content = [BOUNDS_US, self.since_ms, self._minutes.rows(), self._hours.rows()]
         return small_file.encode(MAGIC, VERSION, content)
 
     def _now(self) -> list[int]:
-        """Return the counts of the node's statistics: by lateness, and early deliveries."""
+        """Return the current counts of the node's statistics: counts by lateness, then early messages."""
         return [*self._stats.slo.counts, self._stats.early]
 
     def _load(self, kept: bytes, now_ms: int) -> None:
-        """Read the content of the file. Raise Corruption."""
+        """Load the content of the file. Raise Corruption."""
         try:
             bounds, since_ms, minutes, hours = small_file.decode(kept, MAGIC, VERSION, NAME)
             if bounds != BOUNDS_US:
