@@ -42,7 +42,7 @@ class EntrySkips:
         shut_replicas: ShutReplicas,
         links: PeerLinks,
     ) -> None:
-        """`own`: this node."""
+        """`own`: node id of this node."""
         self._own = own
         self._node_log = node_log
         self._catalog = catalog

@@ -144,7 +144,7 @@ class NodeHealth:
         return SickReport(self.disk_full, True) if self.disk_full is not None else None
 
     async def run(self) -> None:
-        """Check, report and hand over until cancelled."""
+        """Check the progress, send reports and hand over leaderships, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._expire)
             nursery.start_soon(self._watch_space)
@@ -195,7 +195,7 @@ class NodeHealth:
         return self._node_log.backlog.disk_full
 
     def check(self) -> None:
-        """Check the progress once. If it changed, fail or resume requests. Send a report if this node is sick."""
+        """Check the progress once. If this node is stalled, fail its pending requests. If it is sick, send a report."""
         self._stalls.check(trio.current_time())
         stalled = self._stalls.stalled()
         reasons = [

@@ -2,7 +2,7 @@
 
 Replicas apply the same entries, so they must have the same rows. But a bit of memory may flip, or a version may have a
 bug. So the leader of each partition appends an entry (TAKE_DIGEST). Each replica that applies this entry computes a
-digest of its rows. Partitions are compared one after the other, at the rate of disk checks.
+digest of its rows. Partitions are compared one after the other, at the same limited rate as the checks of the disk.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ReplicaDigests:
         self._links = links
         self._bytes_per_s = bytes_per_s
         self._open: dict[int, _Comparison] = {}
-        """Comparisons in progress, by number."""
+        """Comparisons in progress, by the number in their TAKE_DIGEST entry."""
         self._different: dict[int, tuple[str, ...]] = {}
         self._give, self._take = trio.open_memory_channel[DigestView](VIEWS_MOST)
         self._refuse, self._refused = trio.open_memory_channel[DigestView](REFUSED_MOST)
@@ -138,13 +138,13 @@ class ReplicaDigests:
         return self._judge(comparison)
 
     def _awaits(self, comparison: _Comparison) -> bool:
-        """Return whether to wait for more answers: from a node that is reachable and whose replica is not shut."""
+        """Return whether a reachable node, whose replica is not shut, has still to answer."""
         linked, shut = self._links.reachable(), self._shut_replicas
         asked = [node for node in comparison.nodes & linked if not shut.is_shut(comparison.group, node)]
         return any(node not in comparison.answers for node in asked)
 
     def _judge(self, comparison: _Comparison) -> bool | None:
-        """Compare the answers. Record and log the nodes that differ from the majority. Return the result of
+        """Compare the answers. Record and log the nodes that differ from the majority. For the return value, see
         `compare`."""
         found = {node: answer for node, answer in comparison.answers.items() if answer[1] is not None}
         if len(found) < 2:

@@ -75,7 +75,7 @@ class ShutReplicas:
         runner: Runner,
         links: PeerLinks,
     ) -> None:
-        """`own`: this node."""
+        """`own`: node id of this node."""
         self._own = own
         self._node_log = node_log
         self._runner = runner
@@ -132,7 +132,7 @@ class ShutReplicas:
         self._changed.set()
 
     def up(self, node: str) -> None:
-        """Report to a newly linked node."""
+        """Send the reports of this node to a newly linked node."""
         self._links.send(node, PeerFrame.SHUT, _rows(self._reports()))
 
     def down(self, node: str) -> None:
@@ -158,7 +158,7 @@ class ShutReplicas:
     # -- actions --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Report, hand over and open replicas until cancelled."""
+        """Report the shut replicas of this node, and hand over or open them if possible. Run until cancelled."""
         while True:
             changed = self._changed = trio.Event()
             shut = [host for host in list(self._node_log.hosts.values()) if host.shut is not None]
@@ -175,7 +175,7 @@ class ShutReplicas:
                 await changed.wait()
 
     def _hand_over(self, host: RaftGroup) -> None:
-        """Hand over leadership of a group whose replica here is shut to a better voter, if there is one.
+        """Hand over leadership to a better voter, if there is one. This node leads the group with a shut replica.
 
         A voter whose replica works is the best. If all replicas are shut, the replica with the most applied entries
         must lead: it may have acknowledged these entries. Then this leader can skip the next entry, and send snapshots
@@ -184,6 +184,7 @@ class ShutReplicas:
         group = host.group
         fit = [v for v in group.members.voters if v != group.member and node_of(v) in up and node_of(v) not in shut]
         if not fit and host.shut is not None:
+            # No voter with a working replica is linked: compare how far the shut replicas have applied the log.
             reached = {v: shut[node_of(v)].reached for v in group.members.voters if node_of(v) in up}
             own = _report(host, host.shut).reached
             most = max(reached.values(), default=0)

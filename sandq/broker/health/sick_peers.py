@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import trio
 
 SICK_S: Final = 3.0
-"""Time in s after the last report of a node, after which the node counts as healthy."""
+"""Time in s after a node's last report until the node counts as healthy."""
 REASON_CHARS: Final = 500
 """Maximum length of a peer's reason, in characters. Longer reasons are cut."""
 

@@ -50,5 +50,5 @@ class Stalls:
             self._seen[work.label] = progress
 
     def stalled(self) -> list[Watched]:
-        """Return the kinds of work that have made no progress for their limit."""
+        """Return the kinds of work that have made no progress for at least `limit_s`."""
         return [work for work in self._watched if self.ages_s[work.label] >= work.limit_s]

@@ -13,9 +13,10 @@ HELLO and CHALLENGE, and the fields of its own frame. So a proof is invalid if a
 replayed on another connection or by the other side. The dialer proves first. So an unknown caller gets no proof from
 which it could guess the secret.
 
-`dial` and `accept` are generators. Each of them yields a body to send (empty: send nothing), and receives the next body
-with `send`. The generator returns when both sides have proved the secret, or raises `Refusal`. If a later version adds
-fields at the end of HELLO or CHALLENGE, they are ignored. docs/protocol.md describes the bytes.
+`dial` and `accept` are generators. The caller sends each body that the generator yields (empty: nothing). The caller
+passes the next received body to the generator's `send`. The generator returns when both sides have proved the secret,
+or raises `Refusal`. If a later version adds fields at the end of HELLO or CHALLENGE, they are ignored. docs/protocol.md
+describes the bytes.
 """
 
 from __future__ import annotations
@@ -304,8 +305,8 @@ def _check_addressee(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
 def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) -> tuple[Peer, bool]:
     """Check the other node after its proof. Return the node, and whether this node has met it before.
 
-    `known`: the other node has met this node before. `cluster_uuid`: the UUID of the other node's cluster, as it last
-    stated."""
+    `known`: the other node has met this node before. `cluster_uuid`: the UUID of the other node's cluster, as that node
+    last stated it."""
     identity = dataclasses.replace(theirs.identity, cluster_uuid=cluster_uuid)
     node_id, own_cluster = identity.node_id, terms.identity().cluster_uuid
     if cluster_uuid is not None and own_cluster not in (None, cluster_uuid):

@@ -164,7 +164,7 @@ class PeerLink:
             self.waiting_bytes += len(part)
 
     def _take(self) -> bytes:
-        """Return the next bytes to send."""
+        """Remove and return the next bytes to send: as many queued parts as fit into `SEND_BYTES`, at least one."""
         parts = [self._queue.popleft()]
         size = len(parts[0])
         while self._queue and size + len(self._queue[0]) <= SEND_BYTES:

@@ -1,4 +1,7 @@
-"""Track up to which metadata entry this node and the linked nodes have done the work that the entries require."""
+"""Track which metadata entries this node and the linked nodes have acted on.
+
+A node acts on an entry by doing the work that the entry requires of it, for example by opening a new partition.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from sandq.protocol.peer import PeerFrame
 
 
 class MetadataProgress:
-    """The index up to which each node has acted on the metadata entries, for example has opened new partitions."""
+    """Index of the last metadata entry that each node has acted on."""
 
     def __init__(self, links: PeerLinks, this_node: ThisNode) -> None:
         self.index = 0

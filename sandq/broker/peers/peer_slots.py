@@ -71,7 +71,8 @@ class PeerSlots:
                 taken.remove(slot)
 
     def _evict(self, taken: list[Slot], source: str) -> None:
-        """If no slot is free for this source, close the oldest connection of the source, or else of all sources."""
+        """If an unknown source uses all its slots, close its oldest connection. If no slot is free, close the oldest of
+        all."""
         same = [slot for slot in taken if slot.source == source]
         if taken is self._unknown and len(same) >= SOURCE_SLOTS:
             self._lose(taken, same[0])

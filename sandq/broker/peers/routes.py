@@ -26,7 +26,7 @@ class Routes:
     """
 
     def __init__(self, own: str, links: PeerLinks) -> None:
-        """`own`: this node."""
+        """`own`: node id of this node."""
         self._own = own
         self._links = links
         self._led: dict[int, int] = {}

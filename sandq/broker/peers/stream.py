@@ -36,7 +36,8 @@ RECEIVE_MORE_BYTES: Final = 1 << 20
 PIECE_BYTES: Final = 256 << 10
 """Size of the pieces in which data is sent, in bytes. The receiver must accept each piece within `silence_s`."""
 BULK_SILENCE_S: Final = 90.0
-"""Seconds that a connection without PINGs may be silent. It must be longer than its users wait for an answer."""
+"""Seconds that a connection without PINGs may be silent. It is longer than the time that users of such connections wait
+for an answer."""
 FAREWELL_S: Final = 1.0
 """Maximum time in s to wait until the other side has read the last bytes."""
 
@@ -134,7 +135,8 @@ class PeerStream:
             await self._send_in_time(partial(self._stream.send_all, view[start : start + PIECE_BYTES]))
 
     async def _send_in_time(self, send: Callable[[], Awaitable[None]]) -> None:
-        """Run a send. Raise ConnectionLost if the connection breaks, or if the send takes longer than `silence_s`."""
+        """Run one step of a send. Raise ConnectionLost if the connection breaks, or if the send takes longer than
+        `silence_s`."""
         with trio.move_on_after(self.silence_s) as scope:
             try:
                 await send()

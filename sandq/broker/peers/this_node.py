@@ -39,7 +39,7 @@ class ThisNode:
 
     @property
     def name(self) -> str:
-        """The node id."""
+        """The id of this node."""
         return self.own.node
 
     @property

@@ -144,6 +144,7 @@ class KvWatches:
                 host.check_ready()
                 index = host.status.applied_index
                 asked = list(islice((watcher for watcher in watchers if watcher.index < index), VISIT_WATCHERS))
+                # Let watchers without capacity wait for their clients: `changes` adds them again later.
                 for watcher in [one for one in asked if not one.output.has_capacity]:
                     asked.remove(watcher)
                     del watchers[watcher]
@@ -183,7 +184,7 @@ async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
 
 
 def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
-    """Return the changes for the first of these watchers, at least for one, in their order. Runs on the apply thread.
+    """Scan for these watchers in order, at least for the first. Return their changes. Runs on the apply thread.
 
     The scan ends with the watcher after which it has read `VISIT_BYTES`.
     """

@@ -1,4 +1,4 @@
-"""Count the future messages of a partition's schedules that the schedules have not created yet."""
+"""Count the messages that the schedules of a partition will create in the future."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEDULES_MOST: Final = 1000
 
 
 class ScheduleOutlooks:
-    """Counts for one request at a time on this node, because a request may occupy a thread for half a second."""
+    """Answers one request at a time on this node, because a request may occupy a thread for half a second."""
 
     def __init__(self, reads: LinearizableReads) -> None:
         self._reads = reads
@@ -50,7 +50,8 @@ def _count(stored: Sequence[Stored], first_ms: int, unit_ms: int, count: int) ->
 
 
 def _ahead(stored: Stored) -> Ahead:
-    """Return the occurrences of a schedule to count. If the message of the next occurrence exists, leave it out."""
+    """Return the occurrences of a schedule to count. If the message of the next occurrence exists already, leave that
+    occurrence out."""
     schedule = Schedule.load(*stored)
     assert schedule.expected_ms is not None
     is_made, most = schedule.made is not None, schedule.settings.get("count")

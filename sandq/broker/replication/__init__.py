@@ -1,1 +1,1 @@
-"""Replicated groups on this node: log, raft, apply."""
+"""Run the Raft groups of this node: write the log, replicate entries, and apply committed entries."""

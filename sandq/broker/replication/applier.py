@@ -162,7 +162,7 @@ class Applier:
         self._open_answers = 0
         """Number of queries that are being answered."""
         self._until_s = 0.0
-        """Time from which the current task may yield; inf if it never yields."""
+        """Time in s (`perf_counter`) from which the current task may yield; inf if it never yields."""
         self._shut: list[tuple[int, Replica]] = []
         """Shut replicas and their groups, until they are reported to the event loop."""
 
@@ -189,7 +189,7 @@ class Applier:
         return run.entries
 
     def _is_quick(self, run: _Run, task: Apply | Ask) -> bool:
-        """Return whether `run_here` may apply the task: an entry that is small and needs no disk."""
+        """Return whether `run_here` may apply the task. Only a small entry that needs no disk qualifies."""
         if not isinstance(task, Apply) or run.entries == HERE_ENTRIES or run.size + len(task.command) > HERE_BYTES:
             return False
         if task.replica.failure is not None or task.replica.careful_until or task.skip is not None:
@@ -203,7 +203,7 @@ class Applier:
         """Run tasks, and report their results.
 
         Calls may be nested: while an entry or a query yields, an inner call runs tasks of other groups. The time of the
-        inner call is added to `yielded_s` of the outer one.
+        inner call is added to `yielded_s` of the outer call's run.
         """
         self._runs.append(run)
         for task in tasks:
@@ -270,8 +270,7 @@ class Applier:
             self._after_entry()
 
     def _is_consistent(self, task: Apply) -> bool:
-        """Compute the status and write the rows after this entry. Return False if that failed and the replica was
-        shut."""
+        """Compute the status and write the rows after this entry. If that fails, shut the replica and return False."""
         replica = task.replica
         try:
             replica.status()
@@ -321,6 +320,7 @@ class Applier:
         If an entry of a group is unfinished, all results of the group are published later, once the entry is done. So
         no answer is published before the results that it depends on."""
         half = run.group if run.group in run.unpublished else None
+        # A query without a group follows the tasks of all groups, so its answer must wait, too.
         later = () if half is None else (half, None)
         statuses = {}
         for group, replica in list(run.unpublished.items()):
@@ -329,7 +329,7 @@ class Applier:
                     statuses[group] = replica.status()
                 except Exception as error:
                     self._shut_replica(group, replica, Step.STATUS, error)
-                    # An operator may skip the last of these entries, so none of them may be acknowledged.
+                    # An operator may skip the last applied entry of this group, so publish none of the group's results.
                     run.results = [result for result in run.results if result[0] != group]
         results = [result for result in run.results if result[0] != half]
         answers = [(ask.answered, value) for ask, value in run.answers if half is None or ask.group not in later]

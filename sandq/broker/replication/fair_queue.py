@@ -2,7 +2,8 @@
 caller.
 
 Self-clocked fair queueing (S. J. Golestani, INFOCOM 1994). Each item gets a mark: the virtual time at which its flow
-would finish it if all waiting flows were served at the same rate. The item with the lowest mark is next.
+would finish the item. Virtual time assumes that all waiting flows are served at the same rate. The item with the lowest
+mark is next.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ BEHIND: Final = object()
 class FairQueue(Generic[T]):
     """A queue of flows; the parameter `line` names the flow.
 
-    A flow with a long queue delays another flow by a limited amount of work: the other flow's own work, plus one item.
-    An item without a flow comes after all items that were added before, and before all items that are added later.
+    A flow A with a long queue delays a flow B only by a limited amount of work: as much work as B has queued, plus one
+    item. An item without a flow comes after all items that were added before, and before all items that are added
+    later.
     """
 
     def __init__(self) -> None:
@@ -40,9 +42,10 @@ class FairQueue(Generic[T]):
         return len(self._items)
 
     def add(self, item: T, work: int, line: Hashable | None = None) -> None:
-        """Add an item to the end of its flow. `work`: its cost, above 0, in any unit."""
+        """Add an item to the end of its flow. `work`: cost of the item, above 0, in any unit."""
         self.added += 1
         if line is None:
+            # All items that are added later get a mark of at least this one, and follow it by their number.
             self._taken = mark = self._highest
         elif line is BEHIND:
             mark = self._highest
@@ -52,11 +55,11 @@ class FairQueue(Generic[T]):
         heappush(self._items, (mark, self.added, line, item))
 
     def first(self) -> T:
-        """Return the item that `take` would return. Raise IndexError if none waits."""
+        """Return the item that `take` would return. Raise IndexError if the queue is empty."""
         return self._items[0][3]
 
     def take(self) -> T:
-        """Remove and return the next item. Raise IndexError if none waits."""
+        """Remove and return the next item. Raise IndexError if the queue is empty."""
         mark, _, line, item = heappop(self._items)
         self._taken = max(self._taken, mark)
         if self._marks.get(line) == mark:

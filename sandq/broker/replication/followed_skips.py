@@ -1,6 +1,8 @@
 """Track the SKIPs of a Raft group, and which of them this replica has followed (ADR 46).
 
-A SKIP is a log entry that orders all replicas to skip an earlier entry, because no replica can apply that entry."""
+A SKIP is a log entry that orders all replicas to skip an earlier entry, because no replica can apply that entry. A
+replica follows a SKIP by skipping the entry.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from sandq.raft import Group, ProposalFailed, Proposed, Skip
 
 
 class FollowedSkips:
-    """The SKIPs of one group, as followed by one replica."""
+    """Records which SKIPs of its group one replica has followed."""
 
     def __init__(self) -> None:
         self._is_proposed = False
@@ -35,8 +37,8 @@ class FollowedSkips:
     def is_skipping(self, group: Group, index: int) -> bool:
         """Return whether a SKIP is proposed, or is in the log for this entry and not followed by this replica yet.
 
-        If so, the caller must not propose a second SKIP of the entry. The second SKIP would not know the first SKIP. A
-        replica that follows one of the two SKIPs would be shut when it meets the other SKIP."""
+        If so, the caller must not propose a second SKIP of the entry. The second SKIP would be built without the first
+        SKIP. A replica that follows one of the two SKIPs would be shut when it meets the other SKIP."""
         ats = [at for at, skip in group.journal.skips.items() if skip.index == index]
         return self._is_proposed or (bool(ats) and self._followed.get(index) != ats[-1])
 
@@ -61,5 +63,5 @@ class FollowedSkips:
 
 
 def _decided(group: Group) -> dict[int, int]:
-    """Return the index of the last committed SKIP of each skipped entry, by the index of that entry."""
+    """Return, by index of each skipped entry, the index of its last committed SKIP."""
     return {skip.index: at for at, skip in group.journal.skips.items() if at <= group.commit_index}

@@ -19,7 +19,7 @@ from sandq.partition.records.claim import Outcome
 from sandq.partition.shared_state import NOT_YET
 
 LEAST_ITEMS: Final = 8
-"""Number of items that may always be submitted again together. If the last entry finished n items, 2 n are allowed.
+"""Number of items that one entry may always contain. If the last entry has finished n items, the next may contain 2 n.
 
 Each entry looks up all of its items, finished or not. If an entry can finish three of a thousand large items,
 submitting all unfinished items each time would cost 170,000 look-ups."""
@@ -56,13 +56,13 @@ def submit_in_parts(
                     outcome = lost[at] + (items[at][1] if outcome == [] else outcome or []) or None
                 outcomes[at] = outcome
             rest = [at for at in left if is_not_yet(outcomes[at])]
-            most = max(2 * (len(left) - len(rest)), LEAST_ITEMS)
+            next_count = max(2 * (len(left) - len(rest)), LEAST_ITEMS)
             rest += behind
             if not rest:
                 done(outcomes)
                 return
             try:
-                submit(rest[:most], rest[most:])
+                submit(rest[:next_count], rest[next_count:])
             except SandqError as error:
                 done(error)
 

@@ -1,8 +1,8 @@
 """Pass calls from worker threads to the event loop, in the order in which they were made.
 
-Trio's `run_sync_soon` does the same at a higher cost. It also supports signal handlers, so it needs a re-entrant lock,
-and a socket that is read until it is empty. The event loop may do the work of a thread itself (`during`): the inbox
-keeps the order of these calls, too.
+Trio's `run_sync_soon` does the same at a higher cost. Trio's function also supports signal handlers, so it needs a
+re-entrant lock, and a socket that is read until it is empty. The event loop may do a thread's work itself (`during`).
+The inbox also keeps the order of the calls that this work queues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Inbox:
-    """Run on the event loop each call that any thread passes to `put`."""
+    """Runs calls on the event loop. Any thread may queue a call with `put`."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()

@@ -29,9 +29,9 @@ class Lanes(Generic[T]):
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[int, deque[tuple[int, T]]] = OrderedDict()
-        """(Number, item) by group; the next group is first. A group is either here or in `_busy`."""
+        """Queue of (number, item) for each group. The first group is next. A group is either here or in `_busy`."""
         self._busy: dict[int, deque[tuple[int, T]]] = {}
-        """(Number, item) of the groups that have an item in progress."""
+        """Queue of (number, item) for each group that has an item in progress."""
         self._behind: deque[_Behind[T]] = deque()
         self._added = 0
         self._size = 0
@@ -85,6 +85,7 @@ class Lanes(Generic[T]):
         if items:
             self._lanes[lane] = items
         self._size -= 1
+        # An item without a group may run once all items that were added before it are done.
         for behind in self._behind:
             if number < behind.number:
                 behind.left -= 1

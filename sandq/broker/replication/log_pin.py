@@ -1,7 +1,7 @@
 """Keep the part of a leader's log that a member needs after a snapshot, within a budget.
 
-Without these entries, the member would need another snapshot after it has installed the first. If writes are faster
-than the transfer, the kept entries fill memory and disk: therefore the budget.
+Without these entries, the member would need another snapshot after it has installed the first snapshot. If writes are
+faster than the transfer, the kept entries fill memory and disk: therefore the budget.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sandq.raft import GroupJournal
 PIN_BYTES: Final = 64 << 20
 """Budget of the first snapshot, in bytes of commands."""
 PIN_BYTES_MOST: Final = 256 << 20
-"""Maximum budget of a snapshot, in bytes of commands. Each failed attempt doubles the budget up to this."""
+"""Maximum budget of a snapshot, in bytes of commands. Each failed attempt doubles the budget, up to this maximum."""
 
 
 def pin_bytes(outrun: int) -> int:
@@ -35,7 +35,7 @@ class LogPin:
         self._on_lost = on_lost
 
     def needed_from(self, journal: GroupJournal, match_index: int) -> int | None:
-        """Return the index of the first entry that the log must keep; None once the pin is lost.
+        """Return the index of the first entry that the log must keep; None once the claim is lost.
 
         `match_index`: index of the last entry that the member has received from the log. The member does not need
         earlier entries."""

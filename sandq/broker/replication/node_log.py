@@ -60,10 +60,9 @@ So most requests stay in the fair queue, which may still change their order. Pro
 KEPT_BYTES = 256 << 10
 """Bytes of a log kept below the applied index, for members that lag slightly."""
 LAG_BYTES = 64 << 20
-"""Maximum bytes of a log that a leader keeps for members that lag more. A member that lags even more needs a
-snapshot."""
+"""Maximum bytes of a log that a leader keeps for members that lag further behind. Beyond, a member needs a snapshot."""
 KEPT_SHARE = 1 / 4
-"""Share of the memory for logs that the bytes kept for slightly lagging members may use.
+"""Part of the logs' memory that all groups together may use for members that lag slightly (`KEPT_BYTES` per group).
 
 If the node has many groups, each group keeps less than `KEPT_BYTES`."""
 ENTRY_BYTES = 120
@@ -89,7 +88,8 @@ class Hooks:
     on_leads: Callable[[RaftGroup], None] = lambda host: None
     """Called with each group that this node starts to lead. The group is not ready yet."""
     reason_to_wait: Callable[[RaftGroup], str | None] = lambda host: None
-    """Return why an entry of a group that this node leads may not get a time now; None if it may."""
+    """Return why a group that this node leads must not create entries now, for example a wrong clock; None if it
+    may."""
     on_sync: Callable[[float], None] = lambda seconds: None
     """Called with the duration of each sync, in seconds."""
     on_applied: Callable[[int, float], None] = lambda entries, apply_s: None
@@ -156,7 +156,7 @@ class NodeLog:
         """By group: function that loads the replica of the group from a store."""
         self.failed: StorageFailed | None = None
         self.stalled: str | None = None
-        """Why this node makes no progress for now; None if it does."""
+        """Why this node is stalled; None if it makes progress."""
         self._logs = self.memory.measure("logs", LOGS_SHARE, self._log_bytes)
         self.producers = self.memory.measure("producers", PRODUCERS_SHARE, self._producer_bytes)
         evict = partial(self.memory.look_aheads.evict, self._readers)
@@ -213,7 +213,7 @@ class NodeLog:
             self.pointers.update(put=pointers, metadata_index=metadata_index)
 
     def own(self, members: Members) -> str | None:
-        """Return the member that is on this node."""
+        """Return which of these members is on this node; None if no member is."""
         return own_member(self.node_id, (*members.voters, *members.learners))
 
     def open_metadata(self, members: Members | None = None, index: int = 0) -> RaftGroup:
@@ -342,7 +342,8 @@ class NodeLog:
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def view(self, host: RaftGroup) -> tuple[StoresSnapshot, int]:
-        """Return a snapshot of all rows as of now, and the applied index that it has of this group (apply thread)."""
+        """Return a snapshot of all rows as of now, and the applied index of this group in the snapshot (apply
+        thread)."""
         self.applier.write()
         return self.stores.snapshot(), host.replica.applied_index
 
@@ -434,7 +435,7 @@ class NodeLog:
     # -- a commit batch -------------------------------------------------------------------------------------------
 
     def tick(self) -> tuple[list[Record], list[Apply]]:
-        """Run a whole tick."""
+        """Tick all groups that have work. Return the records to write and the tasks to apply."""
         records, committed = self.group_commit.tick()
         return records, self._tasks(committed)
 
@@ -521,8 +522,7 @@ class NodeLog:
             host.notify_changed()
 
     def expire(self, timeout_s: float) -> None:
-        """Answer the requests that are pending since the last call with an error. Call this function every
-        `timeout_s`."""
+        """Answer with an error all requests that have been pending since the last call. Call it every `timeout_s`."""
         if self.backlog.bytes:
             for host in self.hosts.values():
                 host.expire(timeout_s)
@@ -549,7 +549,7 @@ class NodeLog:
         for number, status in published.statuses.items():
             if number in self.hosts:
                 self.hosts[number].status = status
-        # Statuses before results: a client that gets a result may send a query at once, and must not see an older
+        # Publish statuses first: a client that gets a result may send a query at once, and must not see an older
         # status.
         for number in published.statuses:
             if number in self.hosts:

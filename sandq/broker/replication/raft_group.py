@@ -104,10 +104,10 @@ class RaftGroup:
         what: str,
         settles: bool,
     ) -> None:
-        """Run a group from now on.
+        """Add the group to `group_commit`, which runs it from now on.
 
         `encode(commands)`: encode one entry with the current time. `check_level(level)`: raise if the cluster has not
-        reached a feature level. `reason_to_wait(self)`: return why no entry may get a time now, or None.
+        reached a feature level. `reason_to_wait(self)`: return why the group must not create entries now, or None.
         `may_propose(self)`: return whether the group may propose more. If the function returns False, its owner ticks
         the group again later. `what`: description of the group in error messages. `settles`: if this node stops
         leading, requests stay pending until their outcome is certain.
@@ -146,7 +146,7 @@ class RaftGroup:
         self._abandoned: Unavailable | None = None
         """Error for readers, once this node has stopped applying entries; None before."""
         self.stalled: str | None = None
-        """Why the group makes no progress for now; None if it does."""
+        """Why the group is stalled; None if it makes progress."""
         self._after_stall: list[Callable[[], None]] = []
         self._encode = encode
         self._group_commit = group_commit
@@ -478,7 +478,7 @@ class RaftGroup:
         self.check_ready()
 
     async def until_applied(self, index: int) -> None:
-        """Wait until an entry is applied. Raise the error that prevents it."""
+        """Wait until the entry `index` is applied. If an error prevents that, raise the error."""
         while self.status.applied_index < index:
             if self._abandoned is not None:
                 raise self._abandoned
@@ -530,7 +530,7 @@ class RaftGroup:
             requests.refuse_waiting(NotLeader("this node does not lead it any more"))
             return
         reason = self._reason_to_wait(self)
-        if reason is not None:  # entries get their time only in this function
+        if reason is not None:  # checked here, because `_encode` gives the entries their time
             requests.refuse_waiting(_not_taken(reason))
         left, left_bytes = BATCH_WORK, BATCH_BYTES
         while requests.waiting:
@@ -615,7 +615,7 @@ class RaftGroup:
         self.group.reads.fail()
 
     def expire(self, timeout_s: float) -> None:
-        """Answer with an error the requests that are pending since the last call, `timeout_s` ago."""
+        """Answer with an error all requests that have been pending since the last call, `timeout_s` ago."""
         self.requests.expire(timeout_s, self.group.commit_index)
         if self.requests.waiting:
             self._group_commit.mark(self.group)  # the expired requests may have blocked the group
@@ -638,7 +638,7 @@ class RaftGroup:
             call()
 
     def after_stall(self, call: Callable[[], None]) -> None:
-        """Call `call` when the stall ends. If `AFTER_STALL_MOST` calls are kept, ignore the call. It must not raise."""
+        """Call `call` when the stall ends. `call` must not raise. If `AFTER_STALL_MOST` calls are kept, ignore it."""
         if len(self._after_stall) < AFTER_STALL_MOST:
             self._after_stall.append(call)
 
@@ -665,11 +665,11 @@ class RaftGroup:
         self.notify_changed()
 
     def _give_up_changes(self) -> None:
-        """Wake the tasks that wait for a member change or a SKIP. Its outcome is unknown."""
+        """Wake the tasks that wait for a member change or a SKIP. The outcome of the change stays unknown."""
         for finished in self._changers:
             finished.set()
 
 
 def _not_taken(reason: str) -> Unavailable:
-    """Return the error for requests while no entry may get a time."""
+    """Return the error for requests while the group must not create entries."""
     return Unavailable(f"no requests are accepted here for now: {reason}; ask again in a moment")

@@ -234,7 +234,7 @@ class PartitionReplica:
         self._rows_index = 0
         """Raft index of the last entry whose changes are in the rows."""
         self._last_index: int | None = None
-        """Raft index of the last entry with commands, while its changes are not in the rows; None once they are."""
+        """Raft index of the last entry with commands; None once the changes of this entry are in the rows."""
         self._decoded: tuple[bytes, commands.Entry] | None = None
         """The bytes and the decoded form of the next entry; None once the entry is applied."""
         self.is_mid_entry = False
@@ -588,7 +588,7 @@ class MetadataReplica:
         self.check(entry)
         results = self.state.apply(index, entry, self._put)
         # Encode the state before the results are published. If encoding fails, the group may skip the entry and assign
-        # its numbers again. So no client may see these numbers before.
+        # its numbers again. So clients must not see these numbers before the state is encoded.
         self.state.write_state(self._put)
         self._undrained.append((index, entry))
         return results
@@ -658,7 +658,8 @@ class MetadataView:
     applied_index: int
     cluster_uuid: str | None
     next_group: int
-    """Number of the next Raft group. If no topic has a lower number, its group was deleted with its topic."""
+    """Number of the next Raft group. If a lower number belongs to no topic, its group was deleted together with its
+    topic."""
     topics: dict[str, Topic]
     nodes: dict[str, NodeRecord]
     removed: dict[str, RemovedNode]

@@ -91,7 +91,7 @@ class Requests:
     def take_entry(self) -> list[Request]:
         """Remove and return the requests of the next entry. If requests wait, return at least one.
 
-        The limits of an entry (`entry_bytes`, `entry_messages`) limit their number."""
+        Their number is limited by `entry_bytes` and `entry_messages`."""
         requests: list[Request] = []
         work = messages = 0
         while self.waiting:
@@ -114,7 +114,7 @@ class Requests:
         return self._entries
 
     def expire(self, timeout_s: float, commit_index: int) -> None:
-        """Answer with an error the requests that are pending since the last call, `timeout_s` ago."""
+        """Answer with an error all requests that have been pending since the last call, `timeout_s` ago."""
         number, index, count = self._expiring
         self._expiring = self._entries, commit_index, self.waiting.added
         held = self.waiting.take_first(count)

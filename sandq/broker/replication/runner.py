@@ -127,7 +127,7 @@ class Runner:
         return node_log.failed is None and (self._is_committing or node_log.group_commit.has_work or node_log.has_held)
 
     async def drain(self) -> None:
-        """Wait until all work is done that is queued now for the log and the partitions."""
+        """Wait until all work that is queued now for the log and the partitions is done."""
         if self.is_busy():
             await self.on_wal(lambda: None)
         await self.ask(lambda: None)
@@ -460,13 +460,13 @@ class Runner:
         patient: bool = True,
         late: Callable[[T], None] = lambda result: None,
     ) -> T:
-        """Run `call` on the apply thread, after all tasks that were submitted so far. With `group`: after those of this
-        group.
+        """Run `call` on the apply thread, after all tasks that were submitted so far. If `group` is given, only tasks
+        of this group must end before.
 
         If the thread stalls, a `patient` call keeps waiting. Any other call raises Unavailable, but may still run
-        later. `late(result)` is called if the call ends when nobody waits for its result any more. If a call for a
-        group raises an unexpected error, raise Unavailable: the error concerns only the rows of that group, so the node
-        must continue."""
+        later. If the caller no longer waits when the call ends, `late(result)` is called. If a call for a group raises
+        an unexpected error, raise Unavailable. Such an error concerns only the rows of that group, so the node must
+        continue."""
         if self._apply_ended is not None:
             raise self._apply_ended
         reply: _Reply[T] = _Reply(late)
@@ -495,8 +495,8 @@ class Runner:
         return await self._on(self._maintenance, call)
 
     async def until_written(self) -> None:
-        """Wait while many rows are queued to be written. Background tasks that add rows call it. Raise
-        StorageFailed."""
+        """Wait while many rows are queued to be written. Background tasks call this function before they add rows.
+        Raise StorageFailed."""
         while self.node_log.stores.is_half_full:
             if self._apply_ended is not None:
                 raise self._apply_ended

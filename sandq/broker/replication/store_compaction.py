@@ -19,12 +19,12 @@ COMPACT_ROWS = 100_000
 COMPACT_BYTES = 64 << 20
 """Bytes of deleted rows that make a compaction due.
 
-If the live rows of the partition have more bytes than this, their bytes are the limit. So for each byte that is
+For a partition with more live bytes than this, the limit is the number of its live bytes. So for each byte that is
 reclaimed, at most one byte is rewritten."""
 REST_BYTES = 1 << 20
 """Bytes of deleted rows that make a compaction due in an idle partition.
 
-If half of the partition's live bytes is more than this, that half is the limit."""
+For a partition with more than twice as many live bytes, the limit is half of its live bytes."""
 MOST_BYTES = 1 << 30
 """Size in bytes above which a partition is compacted only by LevelDB itself, or because of `COMPACT_ROWS`.
 

@@ -117,7 +117,7 @@ class Worker(Generic[T]):
 class FairWorker(Worker[T]):
     """Run items fairly over their groups, in order within each group (`Lanes`).
 
-    If no item has come for `REST_S` seconds, this thread calls `rest` to do the deferred work.
+    If no item has come for `REST_S` seconds, the worker's thread calls `rest` to do the deferred work.
 
     The submitter is a single thread. While the worker's thread is idle, the submitter may run items itself
     (`run_here`). A lock is held while an item or `rest` runs. The worker's thread waits for the lock; the submitter
@@ -147,7 +147,7 @@ class FairWorker(Worker[T]):
         """True while an item or `rest` runs, and forever after one has raised an error: then nothing else may run."""
         self._is_rested = True
         self._submitted = 0
-        """Number of items that were queued. Only the submitter writes it."""
+        """Number of items that were queued. Only the submitter writes this number."""
         self._taken = self._done = 0
         """Number of items taken from the queue, and number of items done. Only the worker's thread writes these
         numbers."""
@@ -247,6 +247,7 @@ class FairWorker(Worker[T]):
                 break
             except Empty:
                 with self._owned:
+                    # If `run_here` has run items meanwhile, there was no pause of `REST_S`: wait again.
                     if ran_here == self._ran_here and not self._is_broken:
                         self._do(self._run_rest)
         else:

@@ -152,7 +152,8 @@ class MessageRequests:
             submit_in_parts(host, command, done, size=size, work=work, line=caller.line)
 
     def _with_updates(self, request: Move) -> tuple[Sequence[Sequence[Any]], int]:
-        """Return the items of a move with the new values and headers of their messages, and the total bytes of these.
+        """Return the items of a move with the new values and headers of their messages, and the total bytes of these
+        values and headers.
 
         Raise InvalidRequest, TooLarge."""
         limits, own = self._broker.limits, self._broker.limits_of(request.topic)
@@ -615,7 +616,7 @@ def _members(host: RaftGroup) -> list[dict[str, Any]]:
     voters, learners = host.members
     rows = []
     for member in (*voters, *learners):
-        # Count only committed entries: the others do not matter yet.
+        # Count only committed entries: a member need not have the others yet.
         behind = 0 if member == group.member else max(0, group.commit_index - group.match_index(member))
         row = {
             "node": node_of(member),

@@ -58,7 +58,8 @@ WAITING_ROUNDS: Final = 25
 """Number of rounds in which a put leaves out schedules that are due, so that they can fire first.
 
 If a due schedule were changed before it fires, its due occurrence would be lost. Later rounds change such schedules
-anyway. They cannot fire if the disk is full, or if this node does not know their time zone."""
+anyway. Otherwise the change would never succeed: a schedule cannot fire if the disk is full, or if its time zone is
+unknown."""
 RETRY_S: Final = 0.02
 """Pause in s before a schedule is read again, because it is about to fire."""
 COMMAND_ITEMS: Final = 256
@@ -111,6 +112,7 @@ class ScheduleRequests:
             seen = await self._named(host, [one[0] for one in left])
             self._check_count(host, len(left) - len(seen))
             now_ms = self._broker.clock.now_ms()
+            # Let due schedules fire first (see `WAITING_ROUNDS`).
             due = (
                 {name for name, old in seen.items() if _is_due(old, now_ms)} if round_ < WAITING_ROUNDS else set[str]()
             )
@@ -302,7 +304,7 @@ def _checked(
 def _message(
     name: str, batch: bytes, now_ms: int, limits: Limits, target: BatchTarget, own: TopicLimits | None
 ) -> Fields:
-    """Return the message that a schedule sends. Raise InvalidRequest, TooLarge."""
+    """Check the message that a schedule sends, and return its fields. Raise InvalidRequest, TooLarge."""
     size = stored_bytes_of(batch)
     if size > FIXED.schedule_bytes:
         raise TooLarge(

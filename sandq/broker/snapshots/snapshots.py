@@ -140,8 +140,7 @@ class Snapshots:
                 await trio.sleep(CHECK_S)
 
     def _forget_outrun(self) -> None:
-        """Forget the failed snapshots of members that need neither a snapshot nor log entries from this node any
-        more."""
+        """Forget the failures of members that need neither a snapshot nor log entries from this node any more."""
         for number, member in list(self._outrun):
             host = self._node_log.hosts.get(number)
             # Check both conditions: `_is_behind` uses an older commit index, so it may be False for a member that still
@@ -162,6 +161,7 @@ class Snapshots:
             async with self._outlet.slots:
                 if member not in self._needing(host):
                     return
+                # Keep the log before the view is taken. `_send_to` then moves the pin to the index of the view.
                 pin.index = host.status.applied_index
                 host.pins[member] = pin
                 await self._send_to(host, member, pin, scope, 1 << min(outrun, RATE_DOUBLINGS))
@@ -255,8 +255,8 @@ class Snapshots:
             self._release(rows)
             raise
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
-        # Use the larger of two estimates. The size of the tables lacks rows that are not flushed yet; the status
-        # ignores compression.
+        # Use the larger of two estimates. The tables do not contain rows that are not flushed yet; the status ignores
+        # compression.
         size = max(in_tables, getattr(host.status, "bytes", 0))
         meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)

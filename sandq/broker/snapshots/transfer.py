@@ -35,7 +35,7 @@ SILENCE_S = 60.0
 
 The time is long, because the other side may first open a store, wait for its throttle, or install the snapshot."""
 BURST_S = 0.05
-"""Size of a burst after a pause: the bytes that the rate allows in this time, in s."""
+"""Time in s. After a pause, as many bytes as the rate allows in this time may be sent at once."""
 KEY_BYTES = 64 << 10
 """Maximum size in bytes of the key in RESUME, after which the transfer continues."""
 REASON_CHARS = 1024
@@ -127,6 +127,7 @@ class Throttle:
 
         A large size is not split: the call waits no longer than for a small size, but later calls wait longer."""
         now = trio.current_time()
+        # After a pause, `_paid_until` is in the past: at most `BURST_S` of the unused time may be used now.
         begin = max(self._paid_until, now - BURST_S)
         self._paid_until = begin + size / (self._bytes_per_s * times)
         await trio.sleep(max(0.0, begin - now))

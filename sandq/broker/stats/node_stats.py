@@ -133,6 +133,7 @@ def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Hist
         bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)
         stop = count
         if bucket and last_s <= lateness.bounds[bucket - 1]:
+            # The next bucket begins at the first message whose lateness is at most the lower bound of this bucket.
             below_ms = now_ms - lateness.bounds[bucket - 1] * 1000
             stop = max(_first_from(column, below_ms, at, count), at + 1)
         lateness.counts[bucket] += stop - at
