@@ -204,8 +204,8 @@ class ReplicaDigests:
         try:
             self._refuse.send_nowait(view)
         except trio.WouldBlock:
-            # Close the view here. This needs LevelDB's lock, but does not block: the apply thread had the lock a moment
-            # ago, so no operation on a hanging disk holds it.
+            # Close the view here. Closing needs LevelDB's lock, but does not block. The apply thread had the lock a
+            # moment ago, so no operation on a hanging disk holds it.
             view.rows.close()
 
     async def _refuse_all(self) -> None:

@@ -54,8 +54,8 @@ class ShutReport:
     def reached(self) -> int:
         """Raft index of the last entry that the replica has applied, and perhaps acknowledged.
 
-        The rows of the replica may not have that entry yet. 0: the replica has applied an entry that its group skipped,
-        so it can no longer lead."""
+        The rows of the replica may not have that entry yet. If the replica has applied an entry that its group skipped,
+        it can no longer lead: then this is 0."""
         if self.step == Step.SKIPPED:
             return 0
         return self.rows_index if self.index is None else self.index - 1

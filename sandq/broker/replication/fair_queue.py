@@ -21,9 +21,8 @@ BEHIND: Final = object()
 class FairQueue(Generic[T]):
     """A queue of flows; the parameter `line` names the flow.
 
-    A flow A with a long queue delays a flow B only by a limited amount of work: as much work as B has queued, plus one
-    item. An item without a flow comes after all items that were added before, and before all items that are added
-    later.
+    If flow A has a long queue, its delay for flow B is limited: as much work as B has queued, plus one item. An item
+    without a flow comes after all items that were added before, and before all items that are added later.
     """
 
     def __init__(self) -> None:

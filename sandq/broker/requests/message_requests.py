@@ -327,9 +327,9 @@ class MessageRequests:
     ) -> tuple[int, list[tuple[int, int]], int, list[tuple[int, int]], bool]:
         """Return how many messages become due in each unit of time.
 
-        The result has five parts: the current time in ms; (start in ms, messages) for each unit of time with messages;
-        the number of later messages; the same pairs for messages that schedules will create; True if all schedules were
-        counted."""
+        The result has five parts. First, the current time in ms. Second, (start in ms, messages) for each unit of time
+        with messages. Third, the number of later messages. Fourth, such pairs for messages that schedules will create.
+        Fifth, True if all schedules were counted."""
         now_ms = self._broker.clock.now_ms()
         total, scheduled = Counter[int](), Counter[int]()
         later, is_complete = 0, True
