@@ -147,7 +147,7 @@ class Broker:
         self._producers_counted_s = -math.inf
         """Time in s of the last check of the memory that known producers use."""
         self._producers_full = False
-        """True if, at the last check, the known producers used their whole share of the memory."""
+        """True if the known producers used their whole share of the memory at the last check."""
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Broker:
 
     @property
     def metadata_host(self) -> RaftGroup:
-        """The local replica of the metadata group. Raises KeyError before this node takes part in a cluster."""
+        """The local replica of the metadata group. If this node takes part in no cluster yet, this raises KeyError."""
         return self.node_log.metadata
 
     @property
@@ -173,8 +173,8 @@ class Broker:
     def led(self, topic: str) -> Sequence[PartitionLeader]:
         """Return the partitions of a topic that this node leads.
 
-        If this node leads none of the partitions, raise Unavailable if one of them is shut here, else NotLeader. Raise
-        UnknownTopic."""
+        Raise UnknownTopic; NotLeader if this node leads none of the partitions; Unavailable if a shut replica on this
+        node is the reason."""
         led = self.catalog.led(topic)
         if not led:
             opened = self.catalog.topic(topic)
@@ -325,7 +325,7 @@ class Broker:
 
         1. Create the group if it does not exist.
         2. End the subscription of an earlier process of this consumer, and take over that process's leases.
-        3. Push the leases that the consumer holds without knowing them.
+        3. Push those leases of the consumer whose earlier push was lost.
         4. Attach the subscription to the partitions.
 
         Raise UnknownTopic, InvalidRequest, NotLeader, ConsumerFenced, Conflict."""
@@ -448,8 +448,7 @@ class Broker:
         return waiters
 
     def _forget(self, request: Lease, waiters: GroupWaiters) -> None:
-        """After the last request that uses the shared state, delete this state. Do nothing if a newer state has
-        replaced it."""
+        """Delete the shared state if no request uses it any more. Keep a newer state that has replaced it."""
         key = _waiters_key(request)
         if not waiters.in_use and self._waiters.get(key) is waiters:
             del self._waiters[key]

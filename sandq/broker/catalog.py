@@ -45,10 +45,10 @@ class OpenTopic(NamedTuple):
     targets: dict[int, BatchTarget]
     stats: TopicStats
     attended: set[PartitionLeader]
-    """Partitions with a subscription or a watcher."""
+    """Partitions that have a subscription or a watcher (`PartitionLeader.watch`)."""
 
     def led(self) -> dict[int, PartitionLeader]:
-        """Return the partitions that this node leads and may answer for."""
+        """Return the partitions that this node leads and for which it may answer requests."""
         return {partition: leader for partition, leader in self.partitions.items() if leader.raft_group.ready}
 
 
@@ -137,7 +137,8 @@ class Catalog:
         return UnknownTopic(text, topic=name, **{CREATABLE: True})
 
     def led(self, name: str) -> Sequence[PartitionLeader]:
-        """Return the partitions of a topic that this node leads and may answer for. Raise the errors of `topic`."""
+        """Return the partitions of a topic that this node leads and for which it may answer requests. Raise the errors
+        of `topic`."""
         topic = self.topic(name)
         found = self._led.get(name)
         if found is None:
@@ -194,11 +195,11 @@ class Catalog:
 
     @property
     def led_here(self) -> list[int]:
-        """The groups that this node leads and may answer for."""
+        """The groups that this node leads and for which it may answer requests."""
         return self._routes.led_here
 
     def leader(self, topic: OpenTopic, partition: int) -> str | None:
-        """Return the node that, as far as this node knows, leads a partition; None if no leader is known."""
+        """Return the leader of a partition, as far as this node knows; None if no leader is known."""
         return self._routes.leader(topic.record.partitions[partition].group)
 
     def _unknown(self, claim: SandqError, find: Callable[[], object]) -> SandqError:

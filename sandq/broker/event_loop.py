@@ -25,8 +25,8 @@ class TimeSlice:
     """The time slice of a task: cooperative scheduling on one event loop.
 
     A task with much work queues for its next slice. Only one queued task runs per iteration of the loop, so tasks with
-    little work do not wait for the queue. A slice ends after a number of units of work, whatever time the machine takes
-    for them.
+    little work do not wait for the queue. The length of a slice is a number of units of work, not a time. So it does
+    not depend on the machine.
 
         time_slice.left -= 8
         if time_slice.left <= 0:

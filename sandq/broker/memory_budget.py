@@ -27,11 +27,12 @@ HTTP_SHARE: Final = 5 / 32
 SOURCE_SHARE: Final = 3 / 4
 """Share of an account that the clients of one source (`sandq/model/sources.py`) may use."""
 RESUME_AT: Final = 7 / 8
-"""Fraction of its share to which a full account must shrink before waiting tasks continue."""
+"""Fraction of an account's share. After an account was full, waiting tasks continue when at most this fraction is
+used."""
 
 
 class Held(Protocol):
-    """Memory that one kind of data uses, and the part of the budget that it may use, both in bytes."""
+    """Memory that one kind of data uses now, and its share of the budget, both in bytes."""
 
     @property
     def bytes(self) -> int: ...
@@ -41,14 +42,15 @@ class Held(Protocol):
 
 
 class _Counted:
-    """Memory whose users count it when they take it and when they give it back.
+    """An amount of memory. Its users call methods when they take memory, and when they give memory back.
 
     Methods run on the event loop, except where noted."""
 
     def __init__(self, share_bytes: float) -> None:
         self.share_bytes = share_bytes
         self.taken = 0
-        """Bytes that the event loop has taken, minus all bytes that were given back (also those of `read`)."""
+        """Bytes that the event loop has taken, minus all bytes that were given back. Bytes of `read` are given back
+        here, too."""
         self.read = 0
         """Total of the bytes that the apply thread has taken.
 
@@ -149,7 +151,7 @@ class Account(_Counted):
                 (self if share is None else share).give_back(size)
             else:
                 self._queue.remove(reservation)
-                self._grant()  # the removed reservation may have blocked smaller ones
+                self._grant()  # the removed reservation may have blocked smaller reservations
             raise
 
     def _grant(self) -> None:

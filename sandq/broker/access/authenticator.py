@@ -25,7 +25,7 @@ from sandq.model.quotas import NO_QUOTA, Quota
 OFF, ACCEPT, REQUIRE = range(len(AUTHENTICATION))
 """Modes of `security.authentication`."""
 FRESH_S: Final = 10.0
-"""Maximum age in s of the metadata by which a client is authenticated."""
+"""Maximum age in s of the metadata with which a client is authenticated."""
 ASK_S: Final = 2.0
 """Time in s within which the metadata leader must reply and this node must catch up."""
 
@@ -90,7 +90,7 @@ class Authenticator:
         return self._of_claims(await self._jwt.claims(token))
 
     def again(self, login: Login) -> Login:
-        """Return the current login of a connected client. Raise Unauthenticated if it is no longer valid."""
+        """Return the current login of a connected client. Raise Unauthenticated if the login is no longer valid."""
         view = self.refresh()
         if view is None:
             raise Unavailable("this node belongs to no cluster at present")
@@ -104,7 +104,7 @@ class Authenticator:
         return self._login(record)
 
     def access_of(self, login: Login) -> Access | None:
-        """Return the rights that apply to a client; None if it has full access."""
+        """Return the rights that apply to a client; None if the client has full access."""
         return None if self.mode == OFF else login.access
 
     def refresh(self) -> MetadataView | None:

@@ -56,8 +56,8 @@ async def give_first_token(
         try:
             if metadata.ready and not view.identities:
                 text = text or token_text(secrets.token_bytes(TOKEN_BYTES))
-                # Write the file before the identity is created. If the token were lost then, the identity would prevent
-                # a new first token.
+                # Write the file before the identity is created. Otherwise a crash could lose the token, and its
+                # identity would prevent a new first token.
                 await runner.on_maintenance(partial(files.replace, PENDING, f"{text}\n".encode()))
                 fields = {"grants": ["admin"], "secret_hash": token_hash(text), "note": "made at the first start"}
                 await identities.put(IdentityPut(PRINCIPAL, True, fields), NODE)

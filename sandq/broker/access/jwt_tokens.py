@@ -55,7 +55,7 @@ class Claims(NamedTuple):
 
 
 class JwtVerifier:
-    """Verifies tokens of one issuer. `fetch(url)` returns the content of a URL; it may raise OSError or ValueError."""
+    """Verifies tokens of one issuer. `fetch(url)` returns the content of a URL, or raises OSError or ValueError."""
 
     def __init__(
         self, config: JwtSection, now_ms: Callable[[], int], fetch: Callable[[str], Awaitable[bytes]] | None = None

@@ -42,7 +42,7 @@ class Backups:
         self._checking = trio.CapacityLimiter(CHECKS_AT_ONCE)
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
-        """Return the local replica's Raft group of the requested partition."""
+        """Return the Raft group of the requested partition on this node."""
         return self._catalog.partition(request.topic, request.partition).raft_group
 
     # -- backing up -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ NAMED: Final = 8
 
 
 class WholeRestores:
-    """Asks the other nodes, and answers them, on one node."""
+    """Asks other leaders for their completely restored partitions, and answers such requests."""
 
     def __init__(self, own: str, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
         """`own`: id of this node."""
@@ -37,7 +37,7 @@ class WholeRestores:
         self._catalog = catalog
         self._routes = routes
         self._links = links
-        self._numbers = count(secrets.randbits(62))  # replies to requests of a previous process match no number
+        self._numbers = count(secrets.randbits(62))  # random: replies to a previous process match no number
         self._asked: dict[int, tuple[str, Callable[[Sequence[int]], None]]] = {}
         """By number of the request: (node that was asked, callback that receives the complete groups of this node)."""
 

@@ -79,8 +79,7 @@ class PeerDirectory:
         return [self._this_node.identity(), *[peer.identity for peer in self._links.up.values()]]
 
     def update_peers(self) -> None:
-        """Tell the links with which nodes this node should be linked: the registered nodes, and the nodes known by
-        gossip.
+        """Set the nodes with which this node should be linked: the registered nodes, and the nodes known by gossip.
 
         If both sources have an address of a node, use the address from gossip, which is more recent."""
         if self._this_node.is_named:
@@ -127,8 +126,9 @@ class PeerDirectory:
     async def correct_pins(self) -> None:
         """Replace remembered store UUIDs that differ from the registered store UUIDs.
 
-        They differ if a node lost its disk, and this node met it before its new store was registered. Bring the
-        metadata up to date first: an older state would lock out nodes that were added again. Raise Unavailable."""
+        Such a difference arises if a node lost its disk, and was linked with this node before the new store was
+        registered. Bring the metadata up to date first: an older state would lock out nodes that were added again.
+        Raise Unavailable."""
 
         def wrong() -> list[NodeRecord]:
             """Return the registered nodes whose remembered store differs from the registered store."""

@@ -2,8 +2,8 @@
 
 A candidate asks every linked node. Once all of these nodes have agreed, the candidate founds the cluster. A node
 refuses if it belongs to, founds or knows of a cluster, or if it is a candidate with a smaller id. Otherwise the node
-agrees, and ends its own candidacy. It may become a candidate again later, but then it needs the agreement of all linked
-nodes again. So two linked nodes never both found a cluster, in whatever order they ask.
+agrees, and ends its own candidacy. This node may become a candidate again later, but then it needs the agreement of all
+linked nodes again. So two linked nodes never both found a cluster, in whatever order they ask.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FounderElection:
                 self._wants = False
 
     async def _ask_all(self, seen: Callable[[], Collection[str]]) -> str | None:
-        """Ask all linked nodes, and all nodes of `seen()`. Return as `decide` does."""
+        """Ask all linked nodes, and all nodes of `seen()`. Return the same result as `decide`."""
         asked: dict[str, Peer] = {}
         missing: set[str] = set()
         with trio.move_on_after(ANSWER_S):

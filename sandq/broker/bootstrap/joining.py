@@ -5,9 +5,9 @@ node to the metadata group as a learner, which gets the whole log of the metadat
 with its store UUID. Finally the leader sends WELCOME, with a configuration of the group that includes the node. The
 node begins its replica with this configuration. `cluster_controller.py` decides which nodes vote.
 
-The log of the metadata begins with old entries. If a node joins again under its old name after it lost its disk, old
-entries say that it is a founding member of its former groups. So WELCOME includes the current index of the metadata,
-and the node does not act on earlier entries (`Pointers.metadata_index`).
+The log of the metadata begins with old entries. Suppose that a node lost its disk and joins again under its old name.
+According to the old entries, this node is still a founding member of its former groups. So WELCOME includes the current
+index of the metadata, and the node does not act on earlier entries (`Pointers.metadata_index`).
 
 A node that lost its disk has a new store UUID. Other nodes that remember the old store UUID refuse this node. After an
 operator has removed the node, it may join again, with a new incarnation number.
@@ -142,7 +142,7 @@ class Joining:
         return [node for node in sorted(self._links.up) if self._is_registered(node, view)]
 
     def _is_registered(self, node: str, view: MetadataView) -> bool:
-        """Return whether a node is linked, and registered with the store UUID that it reported on the link."""
+        """Return whether a node is linked, and is registered with the store UUID that it reported on this link."""
         peer, record = self._links.up.get(node), view.nodes.get(node)
         return peer is not None and record is not None and record.store_uuid == peer.identity.store_uuid
 

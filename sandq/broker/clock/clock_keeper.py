@@ -33,7 +33,7 @@ from sandq.protocol.peer import PeerFrame
 CLOCK_ASK_S: Final = 2.0
 """Interval in s at which peers are asked for their clocks."""
 CLOCK_ASK_EAGER_S: Final = 0.25
-"""Interval in s at which peers are asked while this node's clock has not agreed with others yet, or is in alarm."""
+"""Interval in s at which peers are asked if this node's clock is in alarm, or has not agreed with other clocks yet."""
 GIVE_UP_PAUSE_S: Final = 15.0
 """Pause in s after a failed attempt to hand over a group. During an attempt, the group accepts no commands."""
 REQUESTS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
@@ -84,7 +84,7 @@ class ClockKeeper:
         # Start at a random number: replies to requests before a restart must not match new requests.
         self._numbers = count(random.getrandbits(NUMBER_BITS))
         self._requests: dict[str, dict[int, float]] = {}
-        """Unanswered requests, by linked node of this cluster. A value maps the number of a request to its time in s
+        """Unanswered requests, by linked node of this cluster: number of the request -> time of the request in s
         (monotonic)."""
         self._reason: str | None = None
         self._standing = Standing.GOOD
@@ -124,7 +124,7 @@ class ClockKeeper:
 
     @property
     def _is_unfit(self) -> bool:
-        """True if nodes with better clocks, if there are such nodes, should lead instead of this node."""
+        """True if this node should hand its groups over to nodes with better clocks."""
         return self._clock.alarm or not self._clock.peers.agreed
 
     def good(self) -> set[str]:
@@ -196,7 +196,9 @@ class ClockKeeper:
     # -- leading --------------------------------------------------------------------------------------------------
 
     def reason_to_wait(self, host: RaftGroup) -> str | None:
-        """Return the reason why a group led here must not stamp entries now; None if the group may stamp entries."""
+        """Return the reason why a group that this node leads must not stamp entries now.
+
+        Return None if the group may stamp entries."""
         peers = self._clock.peers
         if peers.agreed and not peers.off:
             return None
@@ -208,7 +210,7 @@ class ClockKeeper:
         return "this node's clock was not compared with most other nodes yet, or is wrong"
 
     def leads(self, host: RaftGroup) -> None:
-        """If a node with a better clock can take over a group that this node starts to lead, begin the hand-over.
+        """Begin to hand over a group that this node starts to lead, if a node with a better clock can take over.
 
         Called before this node answers requests for the group."""
         nodes = self._better()

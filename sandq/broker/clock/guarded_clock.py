@@ -101,9 +101,9 @@ class GuardedClock:
     def reason(self) -> str | None:
         """The reason of the alarm; None if there is no alarm.
 
-        `OFF`: the peers' clocks differ. `UNCOMPARED`: there are peers, but their clocks are not known well enough for a
-        verdict. `WALL`: the wall clock differs by more than `max_drift_ms`, and is not followed. `DISPUTED`: as many
-        clocks contradict this clock as agree with it."""
+        `OFF`: the peers' clocks differ too much from this clock. `UNCOMPARED`: there are peers, but their clocks are
+        not known well enough for a verdict. `WALL`: the wall clock differs by more than `max_drift_ms`, and is not
+        followed. `DISPUTED`: as many clocks contradict this clock as agree with it."""
         if self.peers.off:
             return OFF
         if self.peers.uncompared:

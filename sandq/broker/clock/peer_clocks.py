@@ -31,8 +31,8 @@ SAMPLES_KEPT: Final = 8
 FRESH_S: Final = 10.0
 """Age in s above which a sample or report is ignored."""
 COMPARED_WITHIN_S: Final = 10.0
-"""Maximum time in s for which a clock waits to be compared, and stamps no entries. The time begins with the start of
-the node or its first link."""
+"""Maximum time in s for which a clock waits to be compared, and stamps no entries. The wait begins at the start of the
+node, or at its first link."""
 AGREE_OF_DRIFT: Final = 0.75
 """Fraction of `max_drift`. A clock that was off or disputed agrees again only within this smaller distance, so that the
 state does not flap."""
@@ -178,7 +178,7 @@ class PeerClocks:
     # -- judgement ------------------------------------------------------------------------------------------------
 
     def offsets(self, own_base_s: float, now_s: float) -> dict[str, Interval]:
-        """Return the range, by peer, by which the peer's clock is ahead of this node's guarded clock.
+        """Return, for each peer, the range by which its clock is ahead of this node's guarded clock.
 
         Peers without a recent sample are omitted."""
         known = {node: peer.base(now_s) for node, peer in self._peers.items()}

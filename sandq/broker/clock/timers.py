@@ -49,7 +49,7 @@ class Timers:
         self._clock = clock
         self._heap: list[tuple[int, int, Timer]] = []
         self._stale = 0
-        """Maximum possible number of cancelled timers in the heap."""
+        """Upper bound for the number of cancelled timers in the heap."""
         self._order = count()
         self._wake = trio.Event()
         self._sleeping_until_ms: float = math.inf

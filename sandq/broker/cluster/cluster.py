@@ -1,4 +1,4 @@
-"""Make this node a member of its cluster, and manage the cluster while this node leads it.
+"""Make this node a member of its cluster, and manage the cluster while this node leads its metadata.
 
 The metadata leader gives the cluster its UUID, admits new nodes (`Joining`), and assigns replicas
 (`ClusterController`). `bootstrap/bootstrap.py` describes how a cluster begins.
@@ -127,7 +127,7 @@ class Cluster:
         """Wait until this node may take part in the metadata group. Return the initial state of its replica."""
         if self._node_log.pointers.get(METADATA_GROUP) is not None:
             self._bootstrap.is_over()
-            return Beginning(self._bootstrap.founders)  # not used: the replica exists already
+            return Beginning(self._bootstrap.founders)  # the caller does not use this value: the replica exists already
         beginning = await self._bootstrap.formed()
         if beginning.cluster_uuid is not None:
             await self._adopt(beginning.cluster_uuid)
@@ -160,7 +160,7 @@ class Cluster:
         self._takes_part = True
 
     async def run(self, metadata: RaftGroup) -> None:
-        """Manage the cluster while this node leads its metadata, and adopt the cluster's UUID."""
+        """Adopt the cluster's UUID. While this node leads the metadata, manage the cluster."""
         while True:
             uuid = metadata.status.cluster_uuid
             try:

@@ -2,8 +2,8 @@
 
 Frames of Raft, clocks and metadata are accepted only from nodes that reported the same cluster UUID
 (`ThisNode.is_ours`). Without this check, frames of another cluster could be taken for frames of this cluster, because
-all clusters number their groups alike. Frames of other nodes are dropped. When such a node has joined, it opens a new
-link and sends its frames again.
+all clusters number their groups alike. Frames of other nodes are dropped. When a node has joined this cluster, it opens
+a new link and sends its frames again.
 """
 
 from __future__ import annotations

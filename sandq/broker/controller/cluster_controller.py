@@ -38,7 +38,7 @@ log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
 """Time in s for which a node must be missing before it is recorded as failed. A node is missing if it is neither linked
-nor alive according to gossip, or if it is sick."""
+nor alive according to gossip, or if it is sick (`NodeHealth.sick`)."""
 MARKED_AHEAD_MS: Final = 60_000
 """Maximum time in ms by which a failure mark may be in the future. A mark with a later time was made by a wrong clock,
 and is replaced."""
@@ -70,7 +70,8 @@ class ClusterController:
         partitions_per_node: int,
         feature_level: FeatureLevel | None = None,
     ) -> None:
-        """`partitions_per_node`: number of partitions on a node above which other nodes are preferred."""
+        """`partitions_per_node`: if a node holds this number of partitions, new partitions go to other nodes if
+        possible."""
         self.feature_level = FeatureLevel(directory) if feature_level is None else feature_level
         self._joining = joining
         self._directory = directory

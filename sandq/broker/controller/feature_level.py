@@ -1,4 +1,4 @@
-"""Raise the feature level of the cluster once every node supports a higher level, automatically or on request."""
+"""Raise the feature level of the cluster to a level that every node supports, automatically or on request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FeatureLevel:
             await self._raise_to(metadata, self._reachable(metadata))
 
     async def finalize(self, metadata: RaftGroup, *, dry_run: bool) -> Finalized:
-        """Raise the level to the highest level that every node supports. This cannot be undone.
+        """Raise the level to the highest level that every node supports. A raise cannot be undone.
 
         `dry_run`: only return the levels, and change nothing. Raise Conflict if the cluster has the highest level
         already; the error names the nodes that support no higher level."""

@@ -23,7 +23,8 @@ from sandq.model.members import node_of
 T = TypeVar("T")
 
 LEADERS_WAIT_S = 10.0
-"""Time in s to wait until all partitions of a new topic have leaders, or a given node leads a partition."""
+"""Maximum time in s to wait until all partitions of a new topic have leaders, or until a given node leads a
+partition."""
 OTHERS_WAIT_S = 2.0
 """Maximum time in s to wait until the other nodes have acted on a change. Then the request for the change is
 answered."""

@@ -30,7 +30,8 @@ def next_members(
 ) -> Members | set[str] | None:
     """Return the next configuration of the metadata group, which `own` leads.
 
-    Return a set of nodes if one of them must lead instead, or None if nothing can or must be done now.
+    If another node must lead first, return the set of nodes of which one must lead. If nothing can or must be done now,
+    return None.
 
     `caught_up`: learners that have the whole log. `up`: reachable nodes. `known`: nodes of `up` with their registered
     store. `lost`: nodes that have failed for long. `leaving`: nodes that are being removed."""

@@ -48,7 +48,7 @@ class NodeAdministration:
         self._rebuilding: set[int] = set()
 
     async def change_node(self, request: NodeChange, caller: Caller) -> None:
-        """Drain a node, cancel the drain, or remove the node from the cluster. Return once the change is recorded.
+        """Drain a node, cancel the drain, or remove the node from the cluster. Return when the change is recorded.
 
         Raise NotFound, Conflict, InvalidRequest."""
         self._changes.check_ready()
@@ -76,7 +76,8 @@ class NodeAdministration:
     async def _remove(self, node: str) -> None:
         """Record that a node is being removed.
 
-        The node must hold no partitions, or have failed. Its record is deleted once nothing depends on the node."""
+        The node must hold no partitions, or have failed. When nothing depends on the node any more, its record is
+        deleted."""
 
         async def change() -> None:
             record = self._node(node)
@@ -122,7 +123,7 @@ class NodeAdministration:
         replica; Conflict if another replica is unreachable.
 
         If the group does not drop the old replica in time, raise TimedOut; the old replica stays. If the second change
-        of the metadata fails, for example because this node stops leading, raise TimedOut, too. The next metadata
+        of the metadata fails, for example because this node stops leading, also raise TimedOut. The next metadata
         leader then restores the number of replicas."""
         topic, partition, node = request.topic, request.partition, request.node
         self._changes.check_ready()

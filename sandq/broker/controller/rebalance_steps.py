@@ -24,8 +24,8 @@ def next_step(
 ) -> Members | str | None:
     """Return the next configuration of a group that `own` leads.
 
-    Return a member if this member must lead instead, or None if nothing can or must be done now. `up`: reachable nodes.
-    `able`: nodes that may lead."""
+    If another member must lead first, return this member. If nothing can or must be done now, return None. `up`:
+    reachable nodes. `able`: nodes that may lead."""
     voters, learners = members
     extra = [learner for learner in learners if learner not in wanted]
     if extra:

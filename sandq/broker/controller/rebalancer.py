@@ -1,8 +1,8 @@
 """Move the groups that this node leads to their assignments, step by step (`rebalance_steps.py`).
 
 Each step changes one learner, voter or leader. The next step depends only on the committed configuration, so a new
-leader can continue a move. When a group has reached its assignment, its leader reports that to the metadata (`Settle`).
-Then nodes that the assignment does not name delete their replicas.
+leader can continue a move. When a group has reached its assignment, its leader reports this to the metadata leader
+(`Settle`). Then nodes that the assignment does not name delete their replicas.
 
 A new leader of a group may know an older state of the metadata than its predecessor. Then it would move the group back
 to an older assignment. So before its first step in each term, the leader catches up with the metadata leader

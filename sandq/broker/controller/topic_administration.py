@@ -244,7 +244,8 @@ class TopicAdministration:
         self._changes.check_ready()
 
         async def change() -> dict[str, Any] | None:
-            """Commit the new push of the group, or its end, if it differs. Return the new settings without secrets."""
+            """If the push of the group changes, commit the new push, or the end of the push. Return the new settings
+            without secrets."""
             self._catalog.topic(name)
             old = self._changes.view.pushes.get((name, group))
             if request.push is None:

@@ -1,8 +1,8 @@
 """Coordinate the LEASE requests for one group of a topic.
 
-The requests share the knowledge in which partitions messages may be due, and when to check the other partitions. So a
-waiting request costs almost nothing, even if there are many partitions. A new message wakes only a few of the waiting
-requests.
+The requests share two things: the list of partitions in which messages may be due, and the times at which to check the
+other partitions. So a waiting request costs almost nothing, even if there are many partitions. A new message wakes only
+a few of the waiting requests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class GroupWaiters:
         self._due: OrderedDict[PartitionLeader, None] = OrderedDict()
         """Partitions in which messages may be due, least recently checked first."""
         self._later_ms: dict[PartitionLeader, int] = {}
-        """By other partition: time in ms at which to check the partition, even if nothing changes there."""
+        """For partitions without due messages: time in ms at which to check the partition, even if nothing changes
+        there."""
         self._armed_ms: int | None = None
         """Time in ms for which the timer is set."""
         self._armed: Timer | None = None
@@ -198,7 +199,7 @@ class GroupWaiters:
             self._due.setdefault(leader)
 
     def _end(self, error: SandqError) -> None:
-        """Make all requests ask again, because of `error`."""
+        """End all requests with `error`. The clients must ask again."""
         self.error = error
         self.wake(len(self._waiting))
 
@@ -245,7 +246,7 @@ class GroupWaiters:
             bell()
 
     async def wait(self, bell: Bell, *, first: bool) -> None:
-        """Wait until `bell` rings. It rings when messages may be due, or when the owner of the bell rings it.
+        """Wait until `bell` rings. The bell rings when messages may be due, or when its owner rings it.
 
         `first`: wake this request before the other requests, because it was woken in vain."""
         self._waiting[bell] = None

@@ -1,4 +1,4 @@
-"""Decide how the limits of one group are divided, on the leader of the group's home partition.
+"""Decide how the limits of one group are divided, on the leader of the home partition (partition 0).
 
 `LimitHome` does no I/O, so tests can explore it. The leaders of the other partitions report their state. If the home
 partition needs a report earlier, it asks for the report. Each of these messages may be lost or late. So the ledger
@@ -20,7 +20,7 @@ from sandq.partition.partition_status import Status
 ASK_MS: Final = 200
 """Time in ms before an unanswered request is repeated, and before a starved partition reports again."""
 FRESH_MS: Final = 3 * ASK_MS
-"""Time in ms for which a report that a partition is starved is valid."""
+"""Time in ms for which the report of a starved partition is valid."""
 
 
 class Offer(NamedTuple):

@@ -35,7 +35,7 @@ class PartitionUse(NamedTuple):
     wants_rate: bool = False
     """True if a due message waits for the rate."""
     is_open: bool = True
-    """True if the partition has confirmed its last share. Until then it gets no other share."""
+    """True if the partition has confirmed its last share. Before that, the partition gets no other share."""
 
     @property
     def is_starved(self) -> bool:
@@ -117,12 +117,13 @@ class LimitPlan:
     ) -> list[int]:
         """Return the starved partitions that have a turn: at most `most`, so that each can get something.
 
-        `may_take`: whether partitions whose turn is over lose their shares now."""
+        `may_take`: True if partitions whose turn is over lose their shares now."""
         if len(starved) <= most:
             return list(starved)
 
         def order(partition: int) -> tuple[bool, int, int]:
-            """Return a partition's sort key: partitions whose turn goes on, then those that have waited longest."""
+            """Return a partition's sort key: first partitions whose turn goes on, then partitions that have waited
+            longest."""
             use = uses[partition]
             has_share = use.in_flight > 0 or use.units > 0
             goes_on = has_share and (not may_take or not self._is_over(partition, use, now_ms))

@@ -1,4 +1,4 @@
-"""Move shares of group limits between the partitions of a topic, even if different nodes lead them.
+"""Move shares of group limits between the partitions of a topic, even if these partitions have different leaders.
 
 The leader of partition 0 decides, and records its decisions in a ledger (`LimitHome`). The leaders of the other
 partitions report when messages wait for the limits. These leaders receive shares, and apply the shares to their

@@ -106,7 +106,7 @@ class OutboxSender:
         self._busy: WeakKeyDictionary[PartitionLeader, set[Target]] = WeakKeyDictionary()
         """Targets to which batches are being sent, by partition."""
         self._stuck: WeakKeyDictionary[PartitionLeader, dict[Target, Stuck]] = WeakKeyDictionary()
-        self._numbers = count(secrets.randbits(62))  # replies to requests of a previous process match no number
+        self._numbers = count(secrets.randbits(62))  # random: replies to a previous process match no number
         self._answers: dict[int, tuple[str, Callable[[SandqError | None], None]]] = {}
         """By number of the batch: (node to which the batch was sent, callback for the reply)."""
 

@@ -118,7 +118,8 @@ def _without(group: str, leaders: Sequence[PartitionLeader]) -> list[PartitionLe
 def start_in(start: c.Position, partition: int) -> c.Position:
     """Return the start position for a partition.
 
-    If `start` is an offset, it applies to its own partition. The other partitions start at its time."""
+    If `start` is an offset, the offset applies to its own partition. The other partitions start at the delivery time of
+    the offset."""
     if isinstance(start, bytes) and offsets.unpack(start).partition != partition:
         return offsets.deliver_ms(start)
     return start
@@ -188,7 +189,7 @@ def reclaimable(leaders: Sequence[PartitionLeader], request: Subscribe, epoch: i
 
 
 async def reclaim(leaders: Sequence[PartitionLeader], command: c.Reclaim) -> None:
-    """Grant a consumer new leases of the messages that it holds under lower epochs, in these partitions.
+    """In these partitions, grant a consumer new leases of the messages that it holds under lower epochs.
 
     Raise ConsumerFenced, and the errors of `RaftGroup.submit`."""
     left = list(leaders)

@@ -18,9 +18,9 @@ from sandq.broker.stats.node_stats import NodeStats
 
 LEAST_MS: Final = 3
 MOST_MS: Final = 18
-"""Longest window in ms. A message may be late by this time."""
+"""Longest window in ms. A message may be late by up to this time."""
 MESSAGES_PER_S: Final = 60
-"""Number of messages leased per second for which the window has a length of 1 ms."""
+"""The length of the window in ms is the number of messages leased per second, divided by this number."""
 STORE_MS: Final = 5
 """Minimum time in ms between the request of a lease and the due time of its last message.
 
@@ -63,8 +63,8 @@ class LeaseWindow:
     def wake_ms(self, next_ms: int, now_ms: int, *, ahead_ms: int, span_ms: int) -> int:
         """Return the time in ms at which to request a lease whose first message is scheduled for `next_ms`.
 
-        The time is one window after the last request on this node. But it is not earlier than `ahead_ms` before
-        `next_ms`, and so early that the message is late by at most `span_ms`."""
+        The time is one window after the last request on this node, within two bounds. It is at most `ahead_ms` before
+        `next_ms`, and the message is late by at most `span_ms`."""
         if self._asked_ms > now_ms:  # the clock was set back
             return next_ms - ahead_ms
         latest_ms = next_ms + span_ms - min(ahead_ms, STORE_MS)
@@ -74,7 +74,8 @@ class LeaseWindow:
     def push_ms(self) -> int:
         """Time in ms before which the leases of the last request are not sent to consumers.
 
-        If the window is long, these leases are sent together, so that their acks come together."""
+        If the window is long, these leases are sent together, so that their acks come together. 0 if the window is
+        short."""
         return self._asked_ms + min(self.ahead_ms, STORE_MS) if self.span_ms > LEAST_MS else 0
 
     def wait(self, along_ms: int, call: Callable[[], None]) -> None:
@@ -84,13 +85,14 @@ class LeaseWindow:
         heapq.heappush(self._waiting, (along_ms, next(self._order), call))
 
     def asked(self, now_ms: int) -> None:
-        """Note that a lease of scheduled messages was requested, and make the calls of `wait`."""
+        """Note that a lease of scheduled messages was requested, and make the calls that were registered with
+        `wait`."""
         if self._asked_ms != now_ms:
             self._asked_ms = now_ms
             self._call_waiting(now_ms)
 
     def before_proposals(self, now_ms: int) -> None:
-        """Make the calls of `wait`, because other requests are about to be stored.
+        """Make the calls that were registered with `wait`, because other requests are about to be stored.
 
         In the first three quarters of a window, do nothing. In this time, the acks of the previous leases come. If
         leases were requested along with these acks, all windows would become shorter."""
@@ -105,7 +107,7 @@ class LeaseWindow:
             call()
 
     def leased(self, messages: int, now_ms: int) -> None:
-        """Count leased messages, and adapt the window to their number per second."""
+        """Count leased messages, and adapt the window to the number of messages per second."""
         self._messages += messages
         passed_ms = now_ms - self._since_ms
         if 0 <= passed_ms < SAMPLE_MS:

@@ -32,7 +32,7 @@ from sandq.partition.jobs.jobs import STEP_MESSAGES
 from sandq.partition.partition_status import Status
 
 MAX_GRANTS = 64
-"""Maximum number of grants in one lease command."""
+"""Maximum number of grants in one lease command. A grant allows one consumer to lease up to a number of messages."""
 SHARED_GRANT_MESSAGES = 64
 """Maximum number of messages of one grant if several consumers have credit. So due messages are spread over the
 consumers."""
@@ -151,7 +151,7 @@ class PartitionLeader:
         self._on_limits = on_limits
         self._on_outbox = on_outbox
         self.limits_wanted = 0
-        """The `next_epoch` of the limits of groups in the topic's settings, according to the metadata."""
+        """Epoch of the group limits in the topic's settings (`next_epoch`), according to the metadata."""
         self._asked_ms: dict[str, int] = {}
         """Time in ms of the last LEASE request without a subscription, by group."""
         self._raising = False
@@ -353,7 +353,7 @@ class PartitionLeader:
         return now_ms + self._touch_interval_ms(self.raft_group.status)
 
     def touched_with(self, name: str) -> None:
-        """Note that a group was created now. A new group counts as marked as in use."""
+        """Record that a group was just created. A new group counts as marked as in use."""
         self._marked_ms[name] = self._clock.now_ms()
 
     def _end_group(self, name: str) -> None:
@@ -477,13 +477,13 @@ class PartitionLeader:
         return bool(self.watchers.get(name)) or 0 <= self._clock.now_ms() - self._asked_ms.get(name, 0) < HUNGRY_MS
 
     def note_asked(self, name: str) -> None:
-        """Note a LEASE request for a group without a subscription."""
+        """Record a LEASE request for a group. Such a request comes from a consumer without a subscription."""
         if self.raft_group.status.limits is not None and name in self.raft_group.status.limits.allowances:
             self._asked_ms[name] = self._clock.now_ms()
             self._on_limits(self)
 
     def _wake_at(self, name: str, pump: _GroupPump, at_ms: int) -> None:
-        """Pump the group at `at_ms`, unless a timer for an earlier time is set."""
+        """Call `pump` at `at_ms`, unless a timer for an earlier time is set."""
         if pump.timer_ms is not None and pump.timer_ms <= at_ms:
             return
 
@@ -713,7 +713,7 @@ class PartitionLeader:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
 
     def _set_upkeep(self, status: Status) -> None:
-        """Set a timer for the partition's next upkeep or touch, but not earlier than needed."""
+        """Set a timer for the partition's next upkeep, or for the next time to mark groups as in use."""
         if self._keeping or not self.raft_group.works:
             return
         now_ms = self._clock.now_ms()

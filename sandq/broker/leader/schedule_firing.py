@@ -174,7 +174,7 @@ def _is_behind(status: Status) -> bool:
 def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
     """Return the items that move schedules back to their next occurrence after `now_ms`.
 
-    Omit schedules whose planned time is not after `now_ms`."""
+    Omit schedules whose planned time would not become earlier."""
     items = []
     for name, row in stored:
         schedule = Schedule.load(name, row)

@@ -81,8 +81,8 @@ class Subscription:
         return 0 if self.closed or self.receiver.congested else max(self.credit, 0)
 
     def when_free(self, lease: Callable[[Subscription], None]) -> None:
-        """Call `lease(subscription)` when credit may be free again. A partition that found no free credit calls this
-        method."""
+        """Register a partition that found no free credit. When credit may be free again, `lease(subscription)` is
+        called."""
         self._starved[lease] = None
 
     def notify_credit(self) -> None:
