@@ -80,11 +80,12 @@ COUNT_PRODUCERS_S = 1.0
 ITEM_BYTES = 256
 """Approximate memory in bytes that one item or range of an ack uses until the ack is applied."""
 SETTLED_WORK: Final = 4
-"""Units of work charged per byte of an ack, nack or extend command. Applying one byte of a batch is one unit."""
+"""Units of work charged per byte of an ack, nack or extend command. Applying one byte of a batch costs one unit."""
 REQUEST_BYTES = 64
 """Approximate memory in bytes that a pending request uses, in addition to its data."""
 ROW_WORK: Final = 64
-"""Units of work charged per single-message row, in addition to its bytes. Applying one byte of a batch is one unit."""
+"""Units of work charged per single-message row, in addition to its bytes. Applying one byte of a batch costs one
+unit."""
 
 LISTS_AT_ONCE: Final = 4
 """Maximum number of group lists that are built at the same time, for all clients. One list may have 12 MB."""
@@ -159,7 +160,8 @@ class Broker:
 
     @property
     def metadata_host(self) -> RaftGroup:
-        """The local replica of the metadata group. If this node takes part in no cluster yet, this raises KeyError."""
+        """The local replica of the metadata group. If this node takes part in no cluster yet, reading it raises
+        KeyError."""
         return self.node_log.metadata
 
     @property
@@ -173,8 +175,8 @@ class Broker:
     def led(self, topic: str) -> Sequence[PartitionLeader]:
         """Return the partitions of a topic that this node leads.
 
-        Raise UnknownTopic; NotLeader if this node leads none of the partitions; Unavailable if a shut replica on this
-        node is the reason."""
+        Raise UnknownTopic; NotLeader if this node leads none of the partitions; Unavailable if this node should lead a
+        partition, but its replica is shut."""
         led = self.catalog.led(topic)
         if not led:
             opened = self.catalog.topic(topic)
@@ -279,8 +281,8 @@ class Broker:
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
         """Ack messages and send other messages in one log entry.
 
-        Call `done` with the messages whose lease was lost, as for an ack of one item. If a message to send is invalid,
-        raise its error and ack nothing."""
+        Call `done` with the messages whose lease was lost, in the form of the result of an ack with one item. If a
+        message to send is invalid, raise its error and ack nothing."""
         leader = self.catalog.of_group(request.group_number, request.partition)
         leader.raft_group.check_ready()
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)

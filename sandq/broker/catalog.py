@@ -275,8 +275,8 @@ class Catalog:
             leader.lead()
 
     def _configure(self, name: str, leader: PartitionLeader) -> None:
-        """If the settings of a partition led here differ from its topic's settings, submit a command that updates
-        them."""
+        """If a partition that this node leads has other settings than its topic, submit a command that updates the
+        settings."""
         host, settings = leader.raft_group, self.topics[name].record.settings
         leader.limits_wanted = next_epoch(settings)
         if host.ready and host.status.settings != settings:

@@ -44,7 +44,7 @@ class TimeSlice:
         self.left = FIRST_WORK
 
     async def end(self) -> None:
-        """Queue for the next slice. All tasks that are queued already run first."""
+        """Queue for the next slice. Tasks that were queued earlier run first."""
         queue = _queue_of_this_loop()
         await queue.wait()
         self.left = SHARED_WORK if queue.is_busy else SLICE_WORK

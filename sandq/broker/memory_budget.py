@@ -169,7 +169,7 @@ class Account(_Counted):
 
 
 class SourceShare(_Counted):
-    """The part of an account that the clients of one source use: at most three quarters.
+    """The part of an account that the clients of one source may use: three quarters.
 
     So one source never uses up the account. Clients behind the same proxy count as one source.
     """

@@ -180,7 +180,7 @@ class OwnerUsage:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def on_frame(self, node: str, body: Any) -> bool:
-        """Handle a report of another node. Return whether it is well-formed."""
+        """Handle a report of another node. Return True if the report is well-formed."""
         if not isinstance(body, tuple) or not all(
             isinstance(row, tuple) and [type(part) for part in row] == _ROW for row in body
         ):

@@ -34,7 +34,7 @@ CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota
 
 
 class Identities:
-    """Requests about identities and roles.
+    """Handles requests about identities and roles.
 
     All methods raise the errors of `MetadataChanges`. They raise Conflict until all nodes support identities.
     """
@@ -57,8 +57,8 @@ class Identities:
             given = changes.get("secret_hash")
             others = [name for name, one in view.identities.items() if one.secret_hash == given and name != principal]
             if given is not None and others:
-                # If two identities had one token, nodes might choose different ones. After one identity was deleted,
-                # the token would still be valid for the other identity.
+                # If two identities had one token, nodes might choose different identities for it. After one identity
+                # was deleted, the token would still be valid for the other identity.
                 raise Conflict(
                     f"{others[0]} has this token already: a token belongs to one identity", principal=others[0]
                 )

@@ -148,7 +148,7 @@ class Exports:
                 self._drop(number)
 
     def end(self, number: int) -> None:
-        """End an export. Do nothing if it has ended already."""
+        """End an export. Do nothing if the export has ended already."""
         export = self._exports.get(number)
         if export is not None:
             export.is_over = True

@@ -37,7 +37,7 @@ class LogPart(NamedTuple):
     term_before: int
     """Term of the entry after which entries were requested."""
     used: float
-    """Bytes of the log, divided by the maximum that it keeps for readers. Approximate, from 0 to 1."""
+    """Bytes of the log, divided by the maximum number of bytes that it keeps for readers. Approximate, from 0 to 1."""
     entries: list[Any]
     """Terms and commands alternating. If Raft itself created an entry, the command of this entry is empty."""
 

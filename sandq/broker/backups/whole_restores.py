@@ -114,7 +114,7 @@ class WholeRestores:
         return found
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame from another node. Return whether it is for this component and well-formed."""
+        """Handle a frame from another node. Return True if the frame is well-formed and for this component."""
         if kind == PeerFrame.RESTORE_ASKED and _is(body, [int, str, tuple]) and _are_ints(body[2]):
             number, restore_id, groups = body
             self._links.send(node, PeerFrame.RESTORE_TOLD, (number, tuple(self._complete_here(groups, restore_id))))

@@ -4,10 +4,11 @@ The mode of the node decides how:
 
 - `alone`: it founds its own cluster at once.
 - `named`: it founds a cluster with the nodes in its configuration. All of these nodes must be linked, because an
-  unreachable node may belong to a cluster. None of these nodes may belong to a cluster yet.
+  unreachable node could belong to a cluster. If one of these nodes belongs to a cluster, this node joins that cluster
+  instead.
 - `meets`: it waits until it has met another node. If that node belongs to a cluster, this node joins the cluster.
   Otherwise, among the nodes that see each other, the node with the smallest id founds a cluster, and the others join.
-- `joins`: it never founds a cluster by itself. It asks to join an existing cluster.
+- `joins`: it asks to join an existing cluster, and never founds a cluster by itself.
 
 Silence never counts as consent. If a `meets` or `joins` node knows no other node, the node waits. Meanwhile an operator
 can tell the node to found a cluster (`init`). founder_election.py ensures that only one of several linked nodes founds
@@ -96,8 +97,8 @@ class Bootstrap:
         return found
 
     def is_over(self) -> None:
-        """Record that this node takes part in a cluster. From then on, it refuses all candidates that want to found a
-        cluster."""
+        """Record that this node takes part in a cluster. From then on, this node refuses all candidates that want to
+        found a cluster."""
         self._founder_election.decided = True
 
     @property

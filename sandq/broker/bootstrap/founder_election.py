@@ -3,7 +3,7 @@
 A candidate asks every linked node. Once all of these nodes have agreed, the candidate founds the cluster. A node
 refuses if it belongs to, founds or knows of a cluster, or if it is a candidate with a smaller id. Otherwise the node
 agrees, and ends its own candidacy. This node may become a candidate again later, but then it needs the agreement of all
-linked nodes again. So two linked nodes never both found a cluster, in whatever order they ask.
+linked nodes again. So at most one of two linked nodes founds a cluster, in whatever order they ask.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class FounderElection:
         self._agreed: set[str] = set()
         self._refused_by: str | None = None
         self._heard = trio.Event()
-        """Set by each reply. `_ask_all` waits for it."""
+        """Event that each reply sets. `_ask_all` waits for this event."""
         self._deciding = trio.Lock()
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame. Return whether it is for this component and well-formed."""
+        """Handle a frame. Return True if the frame is well-formed and for this component."""
         if kind != PeerFrame.FOUND or body not in (ASKS, AGREES, REFUSES):
             return False
         if body == ASKS:

@@ -55,7 +55,7 @@ class Joining:
         self._changed = trio.Event()
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame. Return whether it is for this component and well-formed."""
+        """Handle a frame. Return True if the frame is well-formed and for this component."""
         if kind == PeerFrame.JOIN and body is None:
             self._asking.add(node)
         elif kind == PeerFrame.WELCOME and _is_welcome(body):

@@ -70,7 +70,7 @@ log = structlog.get_logger("sandq.clock")
 
 
 class ClockKeeper:
-    """Compares this node's clock with the clocks of its peers. Call `run` once, and all methods on the event loop."""
+    """Compares this node's clock with the clocks of its peers. Call `run` once. Call all methods on the event loop."""
 
     def __init__(self, clock: GuardedClock, links: PeerLinks, nodes: Callable[[], int] = lambda: 0) -> None:
         """`nodes()`: returns the number of nodes in the cluster, including this one."""
@@ -111,7 +111,7 @@ class ClockKeeper:
         self._clock.peers.forget(node)
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame. Return whether it is for this component and well-formed."""
+        """Handle a frame. Return True if the frame is well-formed and for this component."""
         if kind == PeerFrame.CLOCK_ASKED and _is_request(body):
             guarded_us = int(self._clock.now_s() * 1_000_000)
             self._links.send(node, PeerFrame.CLOCK_TOLD, (body[0], guarded_us, int(self._clock.reported_standing)))

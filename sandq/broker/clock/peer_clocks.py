@@ -257,8 +257,8 @@ class PeerClocks:
     def better(self, than: Standing, since_s: float, own_base_s: float, now_s: float) -> set[str]:
         """Return the peers that should lead instead of this node.
 
-        Such a peer has reported a better state than `than` since `since_s`. Its clock may be right: it is possibly
-        within `max_drift` of the median of all clocks."""
+        Such a peer has reported a better state than `than` since `since_s`. The peer's clock is possibly within
+        `max_drift` of the median of all clocks."""
         offsets = self.offsets(own_base_s, now_s)
         low, high = _median_intervals([_HERE, *offsets.values()])
         since_s = max(since_s, now_s - FRESH_S)

@@ -90,7 +90,7 @@ class Timers:
         self._wake.set()
 
     def pause_ms(self, ms: int) -> int:
-        """Return the pause in ms before more background work. A subclass may change it."""
+        """Return the pause in ms before more background work. A subclass may change the pause."""
         return ms
 
     async def run(self) -> None:

@@ -97,7 +97,8 @@ class Cluster:
         return None if self._takes_part else self._bootstrap.why()
 
     async def init(self) -> str:
-        """Found the cluster with this node alone. Return the UUID of the cluster once it is durable.
+        """Found the cluster with this node alone. Return the UUID of the cluster when it is recorded on this node's
+        disk.
 
         Raise Conflict, Unavailable; TimedOut if it is unknown whether the cluster was founded."""
         uuid = self._this_node.cluster_uuid

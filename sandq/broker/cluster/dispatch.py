@@ -43,7 +43,8 @@ _REPLY_FIELDS: Final = ([int, int], [int, NoneType])
 
 
 class PeerDispatch:
-    """The `Receiver` of a node's links. `changed` is set by every event that may require work in `Cluster.run`."""
+    """Handles the events and frames of all links of a node (as their `Receiver`). `changed` is set by every event that
+    may require work in `Cluster.run`."""
 
     def __init__(
         self,

@@ -89,7 +89,8 @@ class ClusterController:
         self._not_before_s = 0.0
         """Time in s before which the metadata group is not handed over again. Set after a failed attempt."""
         self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
-        """Inputs of the last plan that needed no changes."""
+        """Inputs of the last plan that needed no changes: (applied index, failed nodes, groups that may be
+        assigned)."""
 
     def settled(self, reports: Sequence[Report]) -> None:
         """Store reports of group leaders."""

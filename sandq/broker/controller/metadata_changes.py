@@ -122,8 +122,8 @@ class MetadataChanges:
     async def _acquire(self) -> None:
         """Acquire the lock `_one`. If `check_ready` raises an error meanwhile, stop waiting and raise this error.
 
-        The previous change may wait until another node leads the metadata. Without the check, the caller would wait for
-        the same time."""
+        The previous change may wait until another node leads the metadata. Without the check, the caller would wait
+        just as long."""
         lost: list[SandqError] = []
         is_held = False
 

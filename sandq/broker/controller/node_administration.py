@@ -38,7 +38,8 @@ DROP_WAIT_S = 30.0
 
 
 class NodeAdministration:
-    """Changes which nodes hold and lead partitions. All methods raise the errors of `MetadataChanges`."""
+    """Determines, at the request of operators, which nodes hold and lead partitions. All methods raise the errors of
+    `MetadataChanges`."""
 
     def __init__(self, changes: MetadataChanges, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
         self._changes = changes

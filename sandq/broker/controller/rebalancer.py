@@ -66,7 +66,7 @@ class _Led:
     preferred: str
     """The member that the assignment prefers as leader at `since_s`."""
     fresh_in: int | None = None
-    """The term for which it is certain that this node's metadata is recent enough for the group."""
+    """Term for which this node's metadata is certainly recent enough for the group."""
     busy: bool = False
     """True while a step or a report is in progress."""
     transferring: bool = False

@@ -12,7 +12,7 @@ from sandq.protocol.peer import PeerFrame
 class Reports:
     """Sends reports to the metadata leader. A report may be lost; the caller sends it again later.
 
-    `changed` is set if this node itself leads the metadata.
+    If this node itself leads the metadata, `changed` is set instead.
     """
 
     def __init__(self, node_log: NodeLog, links: PeerLinks, controller: ClusterController, changed: Signal) -> None:

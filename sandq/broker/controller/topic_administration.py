@@ -45,7 +45,8 @@ log = structlog.get_logger("sandq.broker")
 
 
 class TopicAdministration:
-    """Changes of topics and of the settings of their groups. All methods raise the errors of `MetadataChanges`."""
+    """Makes changes of topics and of the settings of their groups. All methods raise the errors of
+    `MetadataChanges`."""
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class TopicAdministration:
         return await self._changes.run(update)
 
     async def limit_group(self, request: GroupLimit, caller: Caller) -> None:
-        """Set or remove the limits of a group over all partitions. The group need not exist.
+        """Set or remove the limits of a group over all partitions. This also works before the group exists.
 
         Raise UnknownTopic, InvalidSetting, InvalidRequest."""
         name, group = request.topic, check_name("group", request.group)
@@ -238,8 +239,8 @@ class TopicAdministration:
     async def push_group(self, request: GroupPush, caller: Caller) -> dict[str, Any] | None:
         """Set, change or end the push of a group's messages to a URL. Return the new settings without secrets.
 
-        If `request.push` is None, the push ends. The group need not exist. Raise UnknownTopic, InvalidSetting,
-        InvalidRequest."""
+        If `request.push` is None, the push ends. This method also works before the group exists. Raise UnknownTopic,
+        InvalidSetting, InvalidRequest."""
         name, group = request.topic, check_name("group", request.group)
         self._changes.check_ready()
 

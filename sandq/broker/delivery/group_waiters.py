@@ -60,9 +60,9 @@ class GroupWaiters:
         """For partitions without due messages: time in ms at which to check the partition, even if nothing changes
         there."""
         self._armed_ms: int | None = None
-        """Time in ms for which the timer is set."""
+        """Time in ms at which the timer fires."""
         self._armed: Timer | None = None
-        """The timer that is set for `_armed_ms`."""
+        """The timer that fires at `_armed_ms`."""
         self._touch_ms: int | None = None
         """Time in ms at which to mark the group as in use again. None: mark the group now."""
         self._waiting: OrderedDict[Bell, None] = OrderedDict()

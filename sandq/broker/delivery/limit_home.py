@@ -56,7 +56,7 @@ class Report(NamedTuple):
 
     @classmethod
     def parse(cls, row: Any) -> Report | None:
-        """Parse a report from another node. Return None if it is malformed."""
+        """Parse a report from another node. Return None if the report is malformed."""
         if not isinstance(row, tuple) or [type(part) for part in row] != [str, *[int] * 7, bool]:
             return None
         return cls(*row)
@@ -122,7 +122,8 @@ class LimitHome:
         """Return the confirmations in the reports that the ledger does not have yet, and the shares after these
         confirmations.
 
-        Each confirmation is an item of `ShareLimit`: (partition, version, leased messages, returned us)."""
+        Each confirmation is an item of `ShareLimit`: (partition, version, number of leased messages, returned time in
+        µs)."""
         limit, shares = ledger.limit, dict(ledger.shares)
         confirmed: list[tuple[int, int, int, int]] = []
         for partition, (report, _) in self._reports.items():

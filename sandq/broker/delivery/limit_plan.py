@@ -15,7 +15,7 @@ from sandq.model.group_limits import GroupLimit
 from sandq.partition.groups.group_limits import HOME
 
 ROTATION_MS: Final = 250
-"""Minimum time in ms between two changes that take something from partitions: each change costs some log entries."""
+"""Minimum time in ms between two changes that reduce shares of partitions: each change costs some log entries."""
 _ANY: Final = 1 << 40
 
 
@@ -63,7 +63,7 @@ class LimitPlan:
 
     def __init__(self) -> None:
         self._taken_ms: int | None = None
-        """Time in ms at which something was last taken from a partition."""
+        """Time in ms at which the share of a partition was last reduced."""
         self._used: dict[int, int] = {}
         """Value of `PartitionUse.used` at the last change of the plan, by partition."""
         self._began: dict[int, tuple[int, int]] = {}

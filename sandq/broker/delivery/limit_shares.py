@@ -120,7 +120,8 @@ class LimitShares:
             self._check_later(leader, known)
 
     def _share(self, leader: PartitionLeader, known: _Known, command: c.ShareLimit) -> None:
-        """Submit a change of a ledger. Keep the group busy until the outcome is known."""
+        """Submit a change of a group's ledger. Until the outcome is known, no other change of this ledger is
+        submitted."""
         known.busy.add(command.group)
 
         def done(result: Any) -> None:
@@ -201,7 +202,7 @@ class LimitShares:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame from another node. Return whether it is for this component and well-formed."""
+        """Handle a frame from another node. Return True if the frame is well-formed and for this component."""
         if kind == PeerFrame.LIMITS_ASKED:
             items = _items(body)
             if items is None:
@@ -238,7 +239,7 @@ def _is_news(report: Report, before: Report | None, before_ms: int, now_ms: int)
 
 
 def _items(body: Any) -> list[Offer] | None:
-    """Return the shares in a LIMITS_ASKED frame; None if it is malformed."""
+    """Return the shares in a LIMITS_ASKED frame; None if the frame is malformed."""
     if not isinstance(body, tuple) or [type(part) for part in body] != [int, tuple]:
         return None
     items: list[Offer] = []

@@ -286,7 +286,7 @@ class OutboxSender:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame from another node. Return whether it is for this component and well-formed."""
+        """Handle a frame from another node. Return True if the frame is well-formed and for this component."""
         if not isinstance(body, tuple):
             return False
         if kind == PeerFrame.OUTBOX_BATCH and [type(part) for part in body] == _BATCH_FIELDS:

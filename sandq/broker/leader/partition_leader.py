@@ -32,7 +32,7 @@ from sandq.partition.jobs.jobs import STEP_MESSAGES
 from sandq.partition.partition_status import Status
 
 MAX_GRANTS = 64
-"""Maximum number of grants in one lease command. A grant allows one consumer to lease up to a number of messages."""
+"""Maximum number of grants in one lease command. A grant lets one consumer lease up to `limit` messages."""
 SHARED_GRANT_MESSAGES = 64
 """Maximum number of messages of one grant if several consumers have credit. So due messages are spread over the
 consumers."""
@@ -48,7 +48,8 @@ RETURN_MS: Final = 10_000
 """Maximum time in ms after a failover in which a new subscriber is assumed to have been subscribed to the previous
 leader.
 
-Messages that became due this long before the failover waited for a leader, not for consumers."""
+If a message became due within this time before the failover, the missing leader has delayed it, not missing
+consumers."""
 TOUCH_MS = 3_600_000
 """Longest interval in ms at which groups with consumers are marked as in use. If `group_ttl` is short, the interval is
 shorter."""
@@ -414,7 +415,7 @@ class PartitionLeader:
     @property
     def _ahead_ms(self) -> int:
         """Maximum time in ms by which a message may be leased before it is due."""
-        # In a ranked topic, a message of higher rank may arrive until a message is due.
+        # In a ranked topic, lease no message early: a message of higher rank may still arrive.
         return 0 if self.raft_group.status.settings.get("rank") is not None else self._window.ahead_ms
 
     @property
@@ -527,8 +528,8 @@ class PartitionLeader:
         most = SHARED_GRANT_MESSAGES if len(waiting) > 1 else FIXED.grant_messages
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
-        # For a single consumer, request at most the window, or one grant. For several consumers, there is no such
-        # limit, because one of them may get nothing.
+        # For a single consumer, request at most `window` messages, but always allow one grant. For several consumers,
+        # there is no such limit, because some of them may get no messages.
         left = max(pump.window, most) if len(credit) == 1 else sum(credit.values())
         while waiting and left > 0 and len(grants) < MAX_GRANTS:
             subscription = waiting.popleft()
@@ -747,7 +748,7 @@ class PartitionLeader:
             self._touch_ended(error)
 
     def _touch_ended(self, result: Any) -> None:
-        """Handle the result of a Touch. After an error, try again after `RETRY_MS`."""
+        """Handle the result of a Touch command. After an error, try again after `RETRY_MS`."""
         self._keeping = False
         if self.closed or not self.raft_group.works:
             return

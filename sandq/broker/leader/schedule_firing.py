@@ -34,13 +34,13 @@ log = structlog.get_logger("sandq.broker")
 FIRE_MOST: Final = 256
 """Maximum number of schedules in one command."""
 FIRE_WORK: Final = 8192
-"""Units of work charged for firing one schedule. Applying one byte of a batch is one unit."""
+"""Units of work charged for firing one schedule. Applying one byte of a batch costs one unit."""
 DONE_MOST: Final = 8
 """Maximum number of ranges of occurrences that a schedule remembers because they fired while the clock was ahead."""
 PAUSE_MS: Final = 20
 """Minimum time between two rounds, in ms.
 
-Schedules that become due in between fire together. The pause rarely delays a message: most messages are created
+Schedules that become due between two rounds fire together. The pause rarely delays a message: most messages are created
 long before their time."""
 RETRY_MS: Final = 50
 """Pause after a refusal (overload, no settled leader), in ms."""
