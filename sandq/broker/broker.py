@@ -351,6 +351,7 @@ class Broker:
         )
         await self._openings.open(request.topic, leaders, request.group, request.start)
         known = await known_to(request)
+        # Bring the state up to date. Otherwise leases that an earlier leader granted could be missed.
         await read_all([leader.raft_group for leader in leaders])
         self._fence(leaders, request)
         if epoch:
@@ -363,6 +364,7 @@ class Broker:
         if leaders != self._led_of(request):
             # This node now leads different partitions, whose leases `lost_pushes` does not include.
             raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
+        # While this method waited, another process of this consumer may have subscribed.
         if self._fence(leaders, request):
             raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at the same time; subscribe again")
         for leader, lost_push in lost_pushes:
@@ -524,8 +526,9 @@ def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
     if isinstance(command, c.Nack):
         changes = [NackItem(*item).changes or {} for item in command.items]
         size += sum([len(each.get(Column.HEADERS, b"")) for each in changes])
-    which = 2 if isinstance(command, c.Extend) else 1
+    ranges_at = 2 if isinstance(command, c.Extend) else 1  # position of the ranges in an item
     items: Sequence[Sequence[Any]] = command.items
-    for ranges in [item[which] for item in items if len(item) > which and isinstance(item[which], list)]:
+    with_ranges = [item for item in items if len(item) > ranges_at and isinstance(item[ranges_at], list)]
+    for ranges in [item[ranges_at] for item in with_ranges]:
         size += sum([ITEM_BYTES + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in ranges])
     return size

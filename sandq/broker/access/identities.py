@@ -133,6 +133,7 @@ def _changed(
             f"{str(unknown[0])[:40]}: an identity has no such field; the fields are {', '.join(CHANGES)}"
         )
     grants = changes.get("grants", list(old.grants) if old is not None else [])
+    # A new identity needs a grant, in `grants` or `add`. An existing identity may lose all of its grants.
     if "grants" in changes or is_new:
         grants = check_grants(grants, roles) if grants or (is_new and "add" not in changes) else []
     if "add" in changes:

@@ -100,7 +100,7 @@ class Exports:
             raise Overloaded(
                 f"{EXPORTS_AT_ONCE} partitions are being read for backups on this node, the maximum; ask again later"
             )
-        self._begun += 1
+        self._begun += 1  # count this export now, so that concurrent calls respect the maximum
         try:
             await host.read()
             rows, begun = await self._runner.ask(partial(self._view, host))

@@ -127,6 +127,6 @@ def _entries(journal: GroupJournal, after: int, last: int, max_bytes: int, commi
             command = bytes([REGULAR]) + replacement
         size += len(command)
         if size > max_bytes and (found or not max_bytes):
-            break
+            break  # a larger entry is returned alone, unless the client asked for no bytes
         found += term, command[1:] if command[0] == REGULAR else b""
     return found

@@ -107,7 +107,7 @@ class Joining:
                 return
             if peer is None:
                 self._asking.discard(node)
-            elif _is_another(peer.identity.store_uuid, node, view):
+            elif _is_wrong_store(peer.identity.store_uuid, node, view):
                 self._refuse(
                     node,
                     "a node asks to join under the name of a node with a different data directory",
@@ -154,7 +154,7 @@ class Joining:
             log.error(why, joining=node, remedy=remedy)
 
 
-def _is_another(store_uuid: str, node: str, view: MetadataView) -> bool:
+def _is_wrong_store(store_uuid: str, node: str, view: MetadataView) -> bool:
     """Return True if the store belonged to a removed node of this name, or if this name is registered with another
     store."""
     record, removed = view.nodes.get(node), view.removed.get(node)

@@ -79,7 +79,7 @@ class ClockKeeper:
         self._links = links
         self._nodes = nodes
         self._recheck = trio.Event()
-        self._lead_less = trio.Event()
+        self._must_hand_over = trio.Event()
         """Set when groups should be handed over to nodes with better clocks."""
         # Start at a random number: replies to requests before a restart must not match new requests.
         self._numbers = count(random.getrandbits(NUMBER_BITS))
@@ -214,25 +214,25 @@ class ClockKeeper:
 
         Called before this node answers requests for the group."""
         nodes = self._better()
-        if nodes and self._may_try(host) and can_leave(host, nodes):
+        if nodes and self._may_hand_over(host) and can_leave(host, nodes):
             host.hand_over(nodes)
             self._held.append(host)
-            self._lead_less.set()
+            self._must_hand_over.set()
 
     def _better(self) -> set[str]:
         """Return the nodes that should lead instead of this node."""
         return self._clock.better_peers(self._since_s)
 
-    def _may_try(self, host: RaftGroup) -> bool:
+    def _may_hand_over(self, host: RaftGroup) -> bool:
         """Return whether a group may be handed over now: False for some time after a failed attempt."""
         return self._not_before_s.get(host.number, 0.0) <= trio.current_time()
 
-    async def _give_up(self, nodes: set[str], hosts: Callable[[], Iterable[RaftGroup]]) -> None:
+    async def _hand_over_to(self, nodes: set[str], hosts: Callable[[], Iterable[RaftGroup]]) -> None:
         """Hand over the groups to `nodes`, whose clocks are better. Log the groups that no node took over."""
 
         def tried() -> list[RaftGroup]:
             """Return the groups that may be handed over now."""
-            return [host for host in hosts() if self._may_try(host)]
+            return [host for host in hosts() if self._may_hand_over(host)]
 
         leaving = [host.number for host in tried() if can_leave(host, nodes)]
         if not leaving:
@@ -259,7 +259,7 @@ class ClockKeeper:
         """Compare clocks and hand over groups until cancelled. `hosts()` returns all groups on this node."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask_often)
-            nursery.start_soon(self._give_up_often, hosts)
+            nursery.start_soon(self._keep_handing_over, hosts)
 
     async def _ask_often(self) -> None:
         """Ask the peers for their clocks, and compare, until cancelled."""
@@ -267,19 +267,19 @@ class ClockKeeper:
             self._ask_all()
             self._compare()
             if self._is_unfit:
-                self._lead_less.set()
+                self._must_hand_over.set()
             eager = self._requests and self._is_unfit
             with trio.move_on_after(CLOCK_ASK_EAGER_S if eager else CLOCK_ASK_S):
                 await self._recheck.wait()
             self._recheck = trio.Event()
 
-    async def _give_up_often(self, hosts: Callable[[], Iterable[RaftGroup]]) -> None:
+    async def _keep_handing_over(self, hosts: Callable[[], Iterable[RaftGroup]]) -> None:
         """Hand over groups whenever this node's clock is unfit, until cancelled."""
         while True:
-            await self._lead_less.wait()
-            self._lead_less = trio.Event()
+            await self._must_hand_over.wait()
+            self._must_hand_over = trio.Event()
             try:
-                await self._give_up(self._better(), hosts)
+                await self._hand_over_to(self._better(), hosts)
             finally:
                 held, self._held = self._held, []
                 for host in held:

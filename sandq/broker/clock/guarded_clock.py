@@ -177,6 +177,7 @@ class GuardedClock:
             drift = max(drift, *(self._wall() - (self._monotonic() + self._offset) for _ in range(PAIRS)))
         if abs(drift) <= self._max_drift_s:
             self._stepped = False
+            # Slew: in each second, the offset changes by at most `_slew`.
             most = (now - self._last) * self._slew
             self._offset += max(-most, min(most, drift))
         elif not self._stepped:

@@ -161,6 +161,7 @@ class PeerClocks:
         self.linked(node, asked_s)
         peer = self._peers[node]
         peer.standing, peer.reported_s = standing, asked_s
+        # Assume that the peer read its clock in the middle of the round trip. The error is at most half of this time.
         error_s = (now_s - asked_s) / 2
         peer.add(Sample(asked_s, guarded_s - asked_s - error_s, error_s))
 
@@ -219,12 +220,15 @@ class PeerClocks:
         Return True if the ranges prove a verdict: this clock agrees with the others, is off, or is disputed. Return
         False if the measurements are too imprecise for a verdict."""
         most_s = self._max_drift_s
+        # Both medians are certainly too far away, on the same side: this clock is off.
         if low.low_s > most_s or high.high_s < -most_s:
             self.off, self.disputed = True, False
             return True
+        # One of the two medians is certainly too far away: half of the clocks contradict this clock.
         if high.low_s > most_s or low.high_s < -most_s:
             self.off, self.disputed = self.off or not self.agreed, True
             return True
+        # Both medians are at most `within_s` away: if this is near enough, this clock agrees with the others.
         within_s = max(-low.low_s, high.high_s)
         agree_s = most_s * AGREE_OF_DRIFT
         if within_s <= (agree_s if self.off or self.disputed else most_s):

@@ -39,6 +39,7 @@ def next_step(
         return Members(voters, (*learners, new[0]))
     if not set(wanted) <= set(voters):
         return None
+    # All wanted members vote now, so unwanted voters may leave. Unreachable voters are first.
     going = sorted([v for v in voters if v not in wanted and v != own], key=lambda voter: node_of(voter) in up)
     if going:
         rest = tuple([voter for voter in voters if voter != going[0]])

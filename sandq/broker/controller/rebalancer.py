@@ -126,6 +126,7 @@ class Rebalancer:
         differing = [led async for led in _yielding(self._led.values()) if led.differs]
         if self._node_log.failed is not None:
             return
+        # While too many nodes have failed, start no new replica and move no leader.
         halted = too_many_failed(self._catalog.view.nodes)
         if not self._asking and not all(led.is_fresh for led in differing):
             self._asking = True

@@ -219,6 +219,7 @@ def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> b
     """Return whether a partition below its target can get more messages in flight now."""
     if ledger.unheard or ledger.limit.max_in_flight is None:
         return False
+    # Part of `max_in_flight` that no partition uses.
     left = ledger.limit.max_in_flight - own.leased - sum([share.held for share in shares.values()])
     return any(
         [

@@ -153,6 +153,7 @@ class LimitPlan:
             (limit.max_in_flight or 0) - sum([target[0] for target in others]),
             (limit.burst or 0) - sum([target[1] for target in others]),
         )
+        # Change the ledger only if a starved partition gets more than it has: each change costs log entries.
         benefiting = [
             partition
             for partition in starved
@@ -168,10 +169,11 @@ class LimitPlan:
             current = use.in_flight, use.units
             if target == current:
                 continue
-            if partition != HOME:
+            if partition != HOME:  # the home partition has the remainder, so its share is not set
                 changes[partition] = target
                 if target[0] < current[0] or target[1] < current[1]:
                     self._taken_ms = now_ms
+            # A turn begins with the first share, and ends when the partition has no share.
             if current[0] + current[1] == 0:
                 self._began[partition] = now_ms, use.used
             elif sum(target) == 0:
@@ -189,6 +191,7 @@ def _divided(left: _Left, uses: Mapping[int, PartitionUse], may_take: bool) -> d
         left.in_flight,
         [(_floor(partition, use.in_flight, use.leased, may_take), _wanted(use)) for partition, use in uses.items()],
     )
+    # A partition that does not wait for the rate keeps half of its units, but at least one.
     units = _filled(
         left.units,
         [
@@ -220,6 +223,7 @@ def _filled(total: int, bounds: Sequence[tuple[int, int]]) -> list[int]:
     """Divide `total` as evenly as possible (max-min fairness).
 
     Each part is within its bounds `(least, most)`. The remainder is given one by one, in order."""
+    # Binary search for the highest level: each part is the level, limited to its bounds, and the sum fits into `total`.
     low, high = 0, max([most for _, most in bounds], default=0)
     while low < high:
         level = (low + high + 1) // 2
@@ -228,6 +232,7 @@ def _filled(total: int, bounds: Sequence[tuple[int, int]]) -> list[int]:
         else:
             high = level - 1
     given = [max(least, min(most, low)) for least, most in bounds]
+    # Give the remainder to parts that are at the level and may grow, one unit each.
     left = total - sum(given)
     for at, (_, most) in enumerate(bounds):
         if left > 0 and given[at] == low and given[at] < most:

@@ -65,6 +65,7 @@ class GroupOpenings:
             async with lock:
                 opening = _without(group, leaders)
                 self._check_limit(len(opening))
+                # `_opening` includes these partitions until their groups are created, so that a count includes them.
                 self._opening += (left := len(opening))
                 try:
                     for first in range(0, len(opening), PARTITIONS_AT_ONCE):

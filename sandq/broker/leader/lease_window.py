@@ -67,6 +67,7 @@ class LeaseWindow:
         `next_ms`, and the message is late by at most `span_ms`."""
         if self._asked_ms > now_ms:  # the clock was set back
             return next_ms - ahead_ms
+        # Storing the lease takes up to `STORE_MS`.
         latest_ms = next_ms + span_ms - min(ahead_ms, STORE_MS)
         return max(next_ms - ahead_ms, min(self._asked_ms + span_ms, latest_ms))
 

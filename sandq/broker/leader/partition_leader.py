@@ -388,6 +388,7 @@ class PartitionLeader:
             self._wake_at(name, pump, now_ms + RETRY_MS)
             return
         if group.limit is not None and any(group.limit.holds_up(now_ms)):
+            # The limits delay messages. If a consumer has credit, a larger share of the limits may help.
             pump.free_since_ms = None
             if self._with_credit(pump):
                 self._on_limits(self)
@@ -448,6 +449,7 @@ class PartitionLeader:
             pump.free_since_ms = None
             return
         pump.is_scheduled = self._is_scheduled(pump, next_ms)
+        # The lease includes messages that are due up to `horizon_ms`.
         horizon_ms = now_ms
         if pump.is_scheduled:
             # A lease is sent when its last message is due. So the window limits how late the first message is.
@@ -562,6 +564,7 @@ class PartitionLeader:
         pump.busy = False
         free_since_ms = None if self.may_block else pump.asked_free_since_ms
         by_consumer = {s.consumer: s for s in reserved}
+        # Give back the reserved credit. Below, the granted messages are charged instead.
         for subscription, limit in reserved.items():
             subscription.credit += limit
         granted = sum(delivery.count for delivery in result)
@@ -767,7 +770,7 @@ class PartitionLeader:
         """Handle the timer of `_set_upkeep`: mark groups with consumers as in use, and start an upkeep if one is
         due."""
         if self.closed or self._keeping or self._upkeep_timer_ms != at_ms or not self.raft_group.works:
-            return
+            return  # for example, the timer was replaced
         self._upkeep_timer_ms = None
         status: Status = self.raft_group.status
         now_ms = self._clock.now_ms()
