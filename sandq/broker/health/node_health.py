@@ -184,6 +184,7 @@ class NodeHealth:
         elif free_bytes >= self._reserve_bytes * SPACE_FACTOR and backlog.disk_full is not None:
             backlog.disk_full = None
             log.info("there is space again", free_bytes=free_bytes)
+        # The stores stay closed after a write failed on the full disk: only a restart opens them again.
         failed = self._node_log.failed
         if failed is not None and is_full(failed) and backlog.disk_full is None:
             self.restart.set()

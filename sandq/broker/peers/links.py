@@ -123,7 +123,9 @@ class PeerLinks:
         """By peer: its address, and its known sources (`source_of`). Sources come from resolving the address and from
         links."""
         self._streams = 0
+        """Number of open streams that other nodes have opened."""
         self._logged: set[tuple[str, str]] = set()
+        """(Peer, reason) of the failures that were logged since the last link with the peer."""
 
     @property
     def up(self) -> Mapping[str, Peer]:

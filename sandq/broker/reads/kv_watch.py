@@ -42,7 +42,9 @@ class _Watcher:
         self.index = -1
         """Raft index up to which the log was scanned; -1 if the last scan did not reach the end."""
         self.found: outcome.Outcome[Changes] | None = None
+        """The result; None while the request waits."""
         self.is_given_up = False
+        """True once the request has ended."""
         self._woken = trio.Event()
 
     def on_scan(self, found: outcome.Outcome[Changes], index: int, now_s: float) -> None:

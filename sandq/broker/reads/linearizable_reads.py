@@ -94,7 +94,9 @@ class _Asked(Generic[T]):
         self.size = 0
         """Bytes that are charged to `output` for the answer."""
         self.stale_ms = 0
+        """Age of the answer in ms; 0 for a linearizable answer."""
         self.is_given_up = False
+        """True once the caller no longer waits."""
 
     def settle(self, answer: outcome.Outcome[T], stale_ms: int, size: int = 0) -> None:
         """Set the answer. If the caller is gone, release the charged bytes."""
@@ -136,6 +138,7 @@ class LinearizableReads:
         self._coming: dict[_Key, list[_Asked[Any]]] = {}
         """By group: queries of the round that begins at the end of this iteration of the event loop."""
         self._waiting: Counter[_Key] = Counter()
+        """Number of unanswered requests, by group."""
 
     async def ask(
         self,

@@ -47,6 +47,7 @@ def submit_in_parts(
                 return
             for at, outcome in zip(left, result, strict=True):
                 if isinstance(outcome, Part):
+                    # The entry did a part of this nack. Its item keeps only the ranges of messages that are left.
                     lost[at] = lost.get(at, []) + (outcome.lost or [])
                     items[at] = (items[at][0], outcome.left, *items[at][2:])
                     outcome = NOT_YET
@@ -67,6 +68,7 @@ def submit_in_parts(
                 done(error)
 
         part = command if not lost and len(left) == len(items) else replace(command, items=[items[at] for at in left])
+        # A part costs in proportion to the number of its items.
         share = len(left) / max(len(items), 1)
         messages = len(left) if isinstance(command, c.Move) else 0
         raft_group.submit(part, part_done, size=int(size * share), work=int(work * share), messages=messages, line=line)

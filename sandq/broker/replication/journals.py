@@ -14,8 +14,9 @@ def open_journal(
     """Return the log of a group.
 
     `found`: the group as recovered from the WAL. `applied`: index of the last entry in its store. If the WAL is behind
-    the snapshot that the pointer names, the log starts after that snapshot. This happens if the node crashes between
-    writing the pointer and writing the WAL. Term and vote are kept in either case."""
+    the snapshot that the pointer names, the log starts after that snapshot. This is the case right after a snapshot was
+    installed, and if the node crashed between writing the pointer and writing the WAL. Term and vote are kept in either
+    case."""
     group, members = pointer.group, Members(pointer.voters, pointer.learners)
     found = found or RecoveredGroup()
     index, index_term = pointer.snapshot_index, pointer.snapshot_term

@@ -248,6 +248,7 @@ class NodeLog:
         level = self.feature_level or FIRST_LEVEL
         if needed <= level:
             return
+        # If the applied metadata may be old, the cluster may have reached the level already.
         group, applied = self.metadata.group, self.metadata.status.applied_index
         if needed in self._levels and (group.age_s() is None or applied < group.commit_index):
             raise Unavailable("this node does not know the cluster's feature level yet; ask again in a moment")

@@ -132,6 +132,7 @@ class RaftGroup:
         self._was_ready = self._was_route = False
         self._leaving = False
         self._readers: list[trio.Event] = []
+        """Events of the tasks that wait in `changed`."""
         self._changers: set[trio.Event] = set()
         """Member changes and SKIPs whose outcome is unknown."""
         self.failed: StorageFailed | None = None
@@ -378,7 +379,7 @@ class RaftGroup:
         BEHIND, the command follows all commands that wait now. If `line` is None, the command also precedes all
         commands that are submitted later."""
         if self.failed is not None and self.group.is_only_voter:
-            raise self.failed
+            raise self.failed  # an only voter stays ready for reads, so `check_ready` does not raise
         self.check_ready()
         if self.stalled is not None:
             raise Stalled(self.stalled)

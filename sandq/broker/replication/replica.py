@@ -131,8 +131,8 @@ class Replica(Protocol):
     careful_until: int
     """Raft index up to which the status is computed and the rows are written after every single entry.
 
-    So a failure shows which entry is at fault. 0: the status is computed and the rows are written for several entries
-    at once."""
+    So a failure shows which entry is at fault. With 0, the status is computed and the rows are written for several
+    entries at once."""
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
         """Stop applying entries, and forget the changes that are not in the rows (ADR 46).
@@ -413,8 +413,8 @@ class PartitionReplica:
     def values(self, keys: Sequence[bytes], max_bytes: int, now_ms: int = 0) -> list[bytes | None]:
         """Return the rows of these keys in a compacted topic; None for a key without a value (apply thread).
 
-        Stop after the key with which the rows reach `max_bytes`. An expired value counts as missing. It is checked at
-        the time of the last entry, or at `now_ms` if `now_ms` is later."""
+        Stop after the key with which the rows reach `max_bytes`. An expired value counts as missing. Expiry is checked
+        at the time of the last entry, or at `now_ms` if `now_ms` is later."""
         table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0

@@ -61,6 +61,7 @@ class Requests:
         self.unapplied_bytes = 0
         """Bytes of requests that are proposed and not answered."""
         self.unapplied_work = 0
+        """Work of requests that are proposed and not answered."""
         self._entries = 0
         """Number of entries proposed up to now; also the number of the last entry."""
         self._expiring = (0, 0, 0)
@@ -68,6 +69,7 @@ class Requests:
 
     def check_capacity(self, size: int) -> None:
         """Raise Overloaded if a request of this size exceeds the backlog of the node or the share of the group."""
+        # If nothing else is pending, accept a request of any size: otherwise it could never be sent.
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(

@@ -157,7 +157,7 @@ class Runner:
             if self.node_log.failed is not None:
                 self._end_batches(self.node_log.failed)
                 await trio.sleep_forever()
-            pause_s = math.inf
+            pause_s = math.inf  # without a deadline, wait until `_wakeup` is set
             if self._refused:
                 await self._retry_commit()
                 continue
@@ -311,6 +311,7 @@ class Runner:
             applied = await self.ask(node_log.applied_indices)
             await self.on_maintenance(node_log.stores.flush)
             node_log.truncate(applied)
+            # If tails of logs keep old segments, append the short tails again, then release the segments.
             for _ in range(2):
                 await self._flush_batch()
                 pinning = await self.on_wal(node_log.release)

@@ -117,6 +117,7 @@ class ApplyFailure:
         is_exact: bool = True,
     ) -> ApplyFailure:
         """Return the failure for an error that was caught."""
+        # An entry that cannot be decoded fails with Corruption, before any of its commands is known.
         if step is Step.APPLY and isinstance(error, Corruption) and command is None:
             step = Step.DECODE
         text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]

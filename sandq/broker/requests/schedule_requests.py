@@ -155,6 +155,7 @@ class ScheduleRequests:
             items = [(name,) if deletes else (name, request.token) for name in part]
             answers = await self._call(host, caller, kind(items), ITEM_BYTES * len(items))
             for name, found in zip(part, answers, strict=True):
+                # The answer is (outcome, version) for a delete, and (outcome, message id) for a trigger.
                 if isinstance(found, SandqError):
                     results[name] = _result(NOT_FOUND)
                 elif deletes:

@@ -109,6 +109,7 @@ class Snapshots:
         self._sweeper = sweeper
         self._shut_members = shut_members
         self._sending: set[tuple[int, str]] = set()
+        """(Group, member) of the attempts in progress."""
         self._outrun: dict[tuple[int, str], int] = {}
         """By group and member: number of consecutive snapshots that failed, because they were outrun or the member
         stayed shut."""

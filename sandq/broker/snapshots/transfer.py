@@ -171,6 +171,7 @@ async def send_snapshot(
             await talk.send(CHUNK, chunk.data)
             position, last = chunk.position, chunk.last
             unanswered += 1
+        # The receiver answers each chunk with ACK, and the last chunk with DONE.
         expected = DONE if last and unanswered == 1 else ACK
         kind, fields = await talk.receive(expected, FAILED)
         if kind == FAILED:

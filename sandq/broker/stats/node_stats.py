@@ -105,6 +105,7 @@ class TopicStats:
     def _observe_for_slo(self, column: bytes, count: int, now_ms: float, free_since_ms: int) -> None:
         """Count a column of messages. Messages that became due at `free_since_ms` or later count for the objective."""
         node = self._node
+        # The column is ordered by delivery time: messages from position `start` on count for the objective.
         start = 0 if _ms_at(column, 0) >= free_since_ms else _first_from(column, free_since_ms, 0, count)
         if start:
             _spread(column, 0, count, now_ms, self.lateness)
@@ -112,6 +113,7 @@ class TopicStats:
         else:
             _spread(column, 0, count, now_ms, self.lateness, node.slo)
         self.slo_deliveries += count - start
+        # Messages that became due before `in_time_ms` are later than the objective allows.
         in_time_ms = now_ms - node.slo_lateness_s * 1000
         if _ms_at(column, start) < in_time_ms:
             self.slo_late += _first_from(column, in_time_ms, start, count) - start
