@@ -50,7 +50,7 @@ class EntrySkips:
         self._links = links
 
     async def skip(self, request: EntrySkip) -> dict[str, Any]:
-        """Skip the entry that shut a partition, or (`dry_run`) only describe it.
+        """Skip the entry that shut a partition. With `dry_run`, only describe the entry.
 
         Return after the skip is committed, when the replicas open again. Raise Conflict if there is nothing to skip, or
         if a replica may have applied the entry. Raise InvalidRequest if the entry or the commands that the operator
@@ -216,7 +216,7 @@ def replacement_of(
     def is_refused(at: int) -> bool:
         """Return whether to refuse a command if it is sent again.
 
-        If only some commands are skipped, refuse all of them. If the whole entry is skipped, refuse only the failed
+        If only some commands are skipped, refuse these commands. If the whole entry is skipped, refuse only the failed
         command: the others were only merged into the same entry. If the failed command is not known, refuse all
         commands of the entry."""
         return positions is not None or failure.command in (None, at)

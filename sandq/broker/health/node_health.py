@@ -13,8 +13,8 @@ The stall ends with the next progress. Leadership is handed over only to healthy
 all leaders stay. Maintenance (flush, compaction, snapshots) may take long, and no request waits for it. So maintenance
 has a longer limit.
 
-If the log cannot be written because the disk is full, the node also counts as stalled. Before that, when less than
-`storage.reserve_bytes` are free, the node accepts no new messages. Nodes with free space then take over its
+If the log cannot be written because the disk is full, the node also counts as stalled. Earlier, when less than
+`storage.reserve_bytes` are free, the node already accepts no new messages. Nodes with free space then take over its
 leaderships, where possible. At that stage the node still works, and is not replaced.
 
 If a write to the stores fails because the disk is full, the stores accept nothing more, even when there is space again.
@@ -120,8 +120,8 @@ class NodeHealth:
         return self._stalls.ages_s
 
     def sick(self) -> dict[str, str]:
-        """Return the nodes that do not work, as far as this node knows, with the reasons. This node may be among
-        them."""
+        """Return the nodes that do not work, as far as this node knows, with the reasons. The result may include this
+        node."""
         return {node: report.reason for node, report in self._known().items() if not report.works}
 
     def unfit(self) -> Collection[str]:
@@ -133,7 +133,7 @@ class NodeHealth:
         return self._clocks.may_lead(node) and node not in self.unfit()
 
     def _known(self) -> dict[str, SickReport]:
-        """Return the reports of all nodes that are sick or have no space. This node may be among them."""
+        """Return the reports of all nodes that are sick or have no space. The result may include this node."""
         known, own = self._sick_peers.now(), self._own()
         return known if own is None else {**known, self._node_log.node_id: own}
 
@@ -196,7 +196,8 @@ class NodeHealth:
         return self._node_log.backlog.disk_full
 
     def check(self) -> None:
-        """Check the progress once. If this node is stalled, fail its pending requests. If it is sick, send a report."""
+        """Check the progress once. If this node is stalled, fail its pending requests. If this node is sick, send a
+        report."""
         self._stalls.check(trio.current_time())
         stalled = self._stalls.stalled()
         reasons = [

@@ -37,7 +37,7 @@ ROUND_S: Final = 86_400.0
 FIRST_S: Final = 60.0
 """Pause in s between the start and the first round."""
 ANSWER_S: Final = 3600.0
-"""Time limit in s for answers. It is long, because each node reads all rows of its replica at a bounded rate."""
+"""Time limit in s for answers. The limit is long, because each node reads all rows of its replica at a bounded rate."""
 CHECK_S: Final = 1.0
 """Interval in s at which a comparison checks whether it can end."""
 VIEWS_MOST: Final = 4
@@ -93,7 +93,7 @@ class ReplicaDigests:
     def different(self) -> Mapping[int, tuple[str, ...]]:
         """By group that this node leads: the nodes whose replicas differ from the majority.
 
-        If there is no majority, all nodes that answered. Groups with equal replicas are left out."""
+        If there is no majority, the result has all nodes that answered. Groups with equal replicas are left out."""
         led = self._catalog.led_here
         return {group: nodes for group, nodes in sorted(self._different.items()) if group in led}
 
@@ -193,7 +193,7 @@ class ReplicaDigests:
     # -- answering side -------------------------------------------------------------------------------------------
 
     def on_view(self, view: DigestView) -> None:
-        """Queue a view for its digest. If digests are off or the queue is full, refuse it."""
+        """Queue a view for its digest. If digests are off or the queue is full, refuse the view."""
         try:
             if self._bytes_per_s:
                 self._give.send_nowait(view)

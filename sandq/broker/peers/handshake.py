@@ -132,8 +132,8 @@ class Introduced(NamedTuple):
 class Terms:
     """The requirements of this node for its peers, and the identity and secrets that it uses.
 
-    `peers`: node ids that may connect. `secrets()`: return the current secrets. A proof with any of them is accepted;
-    the dialer uses the first. An empty secret means that no secret is configured.
+    `peers`: node ids that may connect. `secrets()`: return the current secrets. A proof with any of these secrets is
+    accepted; the dialer uses the first secret. An empty secret means that no secret is configured.
     """
 
     cluster: str

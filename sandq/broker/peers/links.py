@@ -86,7 +86,7 @@ class Receiver(Protocol):
         If this function raises a SandqError, for example because the connection broke, only this stream ends."""
 
     def takes_more(self) -> bool:
-        """Return whether frames may be read. If it returns False, the link calls it again after a short time."""
+        """Return whether frames may be read. After False, the link calls this function again after a short time."""
 
 
 class PeerLinks:

@@ -36,8 +36,8 @@ RECEIVE_MORE_BYTES: Final = 1 << 20
 PIECE_BYTES: Final = 256 << 10
 """Size of the pieces in which data is sent, in bytes. The receiver must accept each piece within `silence_s`."""
 BULK_SILENCE_S: Final = 90.0
-"""Seconds that a connection without PINGs may be silent. It is longer than the time that users of such connections wait
-for an answer."""
+"""Seconds that a connection without PINGs may be silent. This value exceeds the time for which users of such
+connections wait for an answer."""
 FAREWELL_S: Final = 1.0
 """Maximum time in s to wait until the other side has read the last bytes."""
 
@@ -75,7 +75,7 @@ class PeerStream:
     """A connection that carries frames. One task may send while a second task receives.
 
     A task gets ConnectionLost if no byte moves in its direction for `silence_s`, or if the connection has ended. The
-    stream may be any trio stream. It may divide the bytes in any way (see `TlsStream`).
+    stream may be any trio stream. The stream may divide the bytes in any way (see `TlsStream`).
     """
 
     def __init__(self, stream: trio.abc.Stream, silence_s: float = BULK_SILENCE_S) -> None:
@@ -91,7 +91,7 @@ class PeerStream:
         self._kept = bytearray()
 
     def secure(self, stream: TlsStream) -> None:
-        """Use a TLS stream over the same socket from now on. Call it before any byte was received."""
+        """Use a TLS stream over the same socket from now on. Call `secure` before any byte was received."""
         assert not self._kept
         self._stream = stream
 

@@ -89,7 +89,7 @@ class KvWatches:
     """The watchers of this node's partitions."""
 
     def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """`nursery` runs the tasks that serve watchers. It must stay open longer than any watcher waits."""
+        """`nursery` runs the tasks that serve watchers. The nursery must stay open longer than any watcher waits."""
         self._nursery = nursery
         self._runner = runner
         self._watchers: dict[RaftGroup, dict[_Watcher, None]] = {}
@@ -140,7 +140,7 @@ class KvWatches:
         watchers[watcher] = None
 
     async def _serve(self, host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
-        """Serve the watchers of a partition until there are none. If this fails, pass the error to all watchers."""
+        """Serve the watchers of a partition until there are none. After an error, pass the error to all watchers."""
         try:
             while watchers:
                 host.check_ready()
@@ -164,7 +164,7 @@ class KvWatches:
     async def _visit(self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int) -> None:
         """Scan for these watchers on the apply thread, and pass them the results.
 
-        If a served watcher found no changes, move it to the end of the order."""
+        If a served watcher found no changes, move the watcher to the end of the order."""
         found = await self._runner.ask(lambda: _scan(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):

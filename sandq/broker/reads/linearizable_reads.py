@@ -28,7 +28,7 @@ from sandq.model.errors import Overloaded
 
 T = TypeVar("T")
 Question = Callable[[PartitionReplica], T]
-"""A query. It runs on the apply thread."""
+"""A query, as a function that runs on the apply thread."""
 Size = Callable[[T], int]
 """Function that returns the bytes of an answer."""
 
@@ -64,7 +64,7 @@ class Output(Protocol):
 
 
 class _Boundless:
-    """The output for queries of this node itself. It has no limits."""
+    """The output for queries of this node itself, without limits."""
 
     has_capacity = True
 
@@ -132,7 +132,7 @@ class LinearizableReads:
     """Runs queries of groups in rounds."""
 
     def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """`nursery` runs the rounds. It must stay open longer than any query waits."""
+        """`nursery` runs the rounds. The nursery must stay open longer than any query waits."""
         self._nursery = nursery
         self._runner = runner
         self._coming: dict[_Key, list[_Asked[Any]]] = {}

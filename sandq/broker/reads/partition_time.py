@@ -39,7 +39,7 @@ class PartitionTime:
                 await self._advance_at_times(host, now_ms)
 
     async def advance_for_log(self, host: RaftGroup, end_ms: int | None) -> None:
-        """Close the log up to now, so that readers may read it. If it is closed up to `end_ms`, do nothing.
+        """Close the log up to now, so that readers may read it. If the log is closed up to `end_ms`, do nothing.
 
         Raise Overloaded, StorageFailed."""
         now_ms = self._clock.now_ms()

@@ -25,9 +25,9 @@ WRITE_ENTRIES: Final = 64
 WRITE_BYTES: Final = 64 << 10
 """Bytes of commands after which rows are written.
 
-If one of the limits `WRITE_*` is reached, the changed rows are handed to the stores at once. Otherwise they are handed
-over after a short pause (`rest`). The limits save time, because one write costs about as much as applying a small
-entry."""
+If one of the limits `WRITE_*` is reached, the changed rows are handed to the stores at once. Otherwise the rows are
+handed over after a short pause (`rest`). The limits save time, because one write costs about as much as applying a
+small entry."""
 WRITE_ROWS: Final = 1000
 """Number of changed rows of one replica after which rows are written."""
 WRITE_ROW_BYTES: Final = 1 << 20
@@ -213,8 +213,8 @@ class Applier:
             else:
                 self._answer(task, run)
         if not run.is_here and self._must_write(run.changed.values()):
-            # Write before publishing: the receiver of the results counts unwritten rows to decide whether it may
-            # propose more.
+            # Write before publishing: the receiver of the results counts unwritten rows. By this count it decides
+            # whether to propose more.
             self.write()
         self._report(run)
         self._runs.pop()
@@ -235,7 +235,7 @@ class Applier:
         run.answers.append((task, answer))
 
     def _apply(self, task: Apply, run: _Run) -> None:
-        """Apply an entry, and note its results. If that fails, shut the replica."""
+        """Apply an entry, and note its results. If the entry fails, shut the replica."""
         self._until_s = math.inf if run.is_here else time.perf_counter() + SLICE_S
         size = len(task.command)
         run.entries += 1
@@ -270,7 +270,8 @@ class Applier:
             self._after_entry()
 
     def _is_consistent(self, task: Apply) -> bool:
-        """Compute the status and write the rows after this entry. If that fails, shut the replica and return False."""
+        """Compute the status and write the rows after this entry. If one of these steps fails, shut the replica and
+        return False."""
         replica = task.replica
         try:
             replica.status()
@@ -287,7 +288,7 @@ class Applier:
     ) -> None:
         """Shut one replica, and return it to the state of its rows. The other replicas continue.
 
-        If the error concerns the whole node (`STOPS_NODE`), raise it instead."""
+        If the error concerns the whole node (`STOPS_NODE`), raise the error and shut no replica."""
         if isinstance(error, STOPS_NODE):
             raise error
         replica.shut(step, error, index=index)

@@ -52,8 +52,8 @@ class FollowedSkips:
         """Return whether a new SKIP may let a shut replica open again.
 
         `stored`: index of the last entry in the rows of the replica. `failure`: why the replica is shut. The SKIP must
-        be for an entry after `stored`, up to the failed entry. If the replica followed the SKIP before it failed, it
-        would fail again."""
+        be for an entry after `stored`, up to the failed entry. If the replica had followed this SKIP before it failed,
+        the replica would fail again."""
         if failure is None or failure.step is Step.SKIPPED or failure.index is None:
             return False
         if not failure.is_exact:

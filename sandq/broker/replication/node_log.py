@@ -190,7 +190,7 @@ class NodeLog:
     def nodes(self) -> int:
         """The number of nodes of the cluster, including this one, as far as this node knows.
 
-        It is the number of registered nodes, or the number of members of the metadata group, whichever is larger."""
+        The larger of two numbers: the registered nodes, and the members of the metadata group."""
         metadata = self.hosts.get(METADATA_GROUP)
         if metadata is None:
             return 0
@@ -202,7 +202,7 @@ class NodeLog:
         Each replica is given as (group, member, initial configuration). `metadata_index`: index of the metadata entry
         that creates the replicas on this node.
 
-        Call this before a group's first WAL record: recovery drops the records of groups without a pointer."""
+        Call `install` before a group's first WAL record: recovery drops the records of groups without a pointer."""
         new = [(group, member, members) for group, member, members in groups if self.pointers.get(group) is None]
         if new:
             stores = self.pointers.mint(len(new))
@@ -217,7 +217,7 @@ class NodeLog:
         return own_member(self.node_id, (*members.voters, *members.learners))
 
     def open_metadata(self, members: Members | None = None, index: int = 0) -> RaftGroup:
-        """Open the metadata group, and create it if it is not installed.
+        """Open the metadata group. If this node has no store for the group, create one.
 
         `members`: the founding members of the group; None: this node alone. `index`: metadata index to record for a new
         replica. Metadata entries up to `index` need no action on this node."""
@@ -298,7 +298,7 @@ class NodeLog:
             raise Corruption(f"raft group {number} has applied entry {applied}, and the WAL holds none of its entries")
         journal = open_journal(self.group_commit.records, pointer, found, applied)
         if replica.failure is not None:
-            # The rows may be unreadable, and with them their applied index.
+            # If the rows are unreadable, their applied index may be unreadable, too.
             applied = max(applied, journal.first_index)
         host = RaftGroup(
             number=number,
@@ -474,8 +474,8 @@ class NodeLog:
         return tasks
 
     def _takes_entries(self, group: int) -> bool:
-        """Return whether a follower's replica accepts more entries. If it applies or writes entries too slowly, it does
-        not."""
+        """Return whether a follower's replica accepts more entries. A replica that applies or writes entries too slowly
+        does not."""
         host = self.hosts.get(group)
         if host is not None and host.shut is not None:
             return host.taken_while_shut < SHUT_LOG_BYTES
@@ -523,7 +523,8 @@ class NodeLog:
             host.notify_changed()
 
     def expire(self, timeout_s: float) -> None:
-        """Answer with an error all requests that have been pending since the last call. Call it every `timeout_s`."""
+        """Answer with an error all requests that have been pending since the last call. Call `expire` every
+        `timeout_s`."""
         if self.backlog.bytes:
             for host in self.hosts.values():
                 host.expire(timeout_s)
@@ -646,8 +647,8 @@ class NodeLog:
         Return True if a tail was appended. Then the caller runs a commit batch, and calls `release` again.
 
         A long tail belongs to a group under load: the next checkpoint cuts the tail. If a tail keeps more than
-        `LAG_WAL_BYTES`, the next checkpoint cuts it even if members need it. The rest of such a tail is then appended
-        again, at any length."""
+        `LAG_WAL_BYTES`, the next checkpoint cuts the tail even if members need it. The rest of such a tail is then
+        appended again, at any length."""
         journals = {number: self.hosts[number].group.journal for number in pinning if number in self.hosts}
         copied = [n for n, journal in journals.items() if n in self._overdue or journal.size_bytes <= COPY_BYTES]
         for number in copied:

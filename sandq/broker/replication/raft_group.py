@@ -1,4 +1,4 @@
-"""One Raft group on the event loop: merge commands into entries, propose them, and deliver their results."""
+"""One Raft group on the event loop: merge commands into entries, propose the entries, and deliver the results."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class RaftGroup:
         self._leaving = False
 
     async def change_members(self, members: Members) -> None:
-        """Make one step of a membership change (see `Group.change_members`), and wait until it is committed.
+        """Make one step of a membership change (see `Group.change_members`), and wait until the step is committed.
 
         Raise NotLeader, Unavailable (the step is not allowed now), StorageFailed, or TimedOut."""
         await self._propose_own(partial(self.group.change_members, members))
@@ -371,8 +371,8 @@ class RaftGroup:
         """Queue a command to be proposed, if possible in the next commit batch. `done` gets the result.
 
         Raise NotLeader, Unavailable, Overloaded, DiskFull or StorageFailed. Raise Conflict if the command needs a
-        higher feature level than the cluster has, or if an operator skipped it. After an exception, `done` is never
-        called.
+        higher feature level than the cluster has, or if an operator skipped the same command. After an exception,
+        `done` is never called.
 
         `size`: bytes of the backlog that the request uses until it is answered. `work`: see `Request.work`; None:
         `size`. `line`: the flow of the command; commands of one flow stay in order (see `FairQueue.add`). If `line` is
@@ -468,7 +468,7 @@ class RaftGroup:
             self._group_commit.mark(self.group)
 
     async def finish_read(self, confirmation: Confirmation | None) -> None:
-        """Do the second part of `read`, with the check that `begin_read` returned."""
+        """Do the second part of `read`. `confirmation`: the check that `begin_read` returned."""
         if confirmation is None:
             return
         await confirmation.answered.wait()
@@ -479,7 +479,7 @@ class RaftGroup:
         self.check_ready()
 
     async def until_applied(self, index: int) -> None:
-        """Wait until the entry `index` is applied. If an error prevents that, raise the error."""
+        """Wait until the entry `index` is applied. Raise an error if the entry cannot be applied on this node."""
         while self.status.applied_index < index:
             if self._abandoned is not None:
                 raise self._abandoned
@@ -639,7 +639,8 @@ class RaftGroup:
             call()
 
     def after_stall(self, call: Callable[[], None]) -> None:
-        """Call `call` when the stall ends. `call` must not raise. If `AFTER_STALL_MOST` calls are kept, ignore it."""
+        """Call `call` when the stall ends. `call` must not raise. If `AFTER_STALL_MOST` calls are kept, ignore the new
+        call."""
         if len(self._after_stall) < AFTER_STALL_MOST:
             self._after_stall.append(call)
 

@@ -82,7 +82,7 @@ class StoreRows:
 
 
 class NoRows:
-    """An empty set of rows. A shut replica uses it, because its stored rows must not be read."""
+    """An empty set of rows. A shut replica uses this class, because its stored rows must not be read."""
 
     def get(self, key: bytes) -> bytes | None:
         return None
@@ -150,7 +150,7 @@ class Replica(Protocol):
     def needs_no_disk(self, command: bytes) -> bool:
         """Return whether the next entry can be applied quickly and without reading stored rows.
 
-        The same must hold for the call of `status` after it. `command`: the next entry."""
+        The next call of `status` must be as quick. `command`: the next entry."""
         ...
 
     @property
@@ -186,7 +186,7 @@ def loaded_status(replica: Replica) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Delivery(LeasedPieces):
-    """A lease as its consumer gets it. It also has the data by which the sender decides when to send the lease."""
+    """A lease in the form for its consumer, and the data by which the sender decides when to send the lease."""
 
     consumer: str
     count: int
@@ -201,7 +201,7 @@ class Delivery(LeasedPieces):
     returning: bool
     """True if the messages of the lease were leased before."""
     repeated: bool
-    """True if the lease was pushed before. It is pushed again because the earlier push may be lost."""
+    """True if the lease was pushed before. The lease is pushed again because the earlier push may be lost."""
 
 
 class PartitionReplica:
@@ -218,7 +218,7 @@ class PartitionReplica:
         look_aheads: LookAheads | None = None,
         yield_now: Callable[[], None] | None = None,
     ) -> None:
-        """Load the replica from its store. If that fails, the replica is shut.
+        """Load the replica from its store. If its rows cannot be loaded, the replica is shut.
 
         `group`: number of the partition's Raft group. `look_aheads`: the look-aheads of the whole node. `yield_now`:
         see `Applier.yield_now`."""
@@ -260,7 +260,7 @@ class PartitionReplica:
 
     @property
     def machine(self) -> TimerPartition:
-        """The state machine. Raises Unavailable if the replica is shut, because it then has no valid state."""
+        """The state machine. Raises Unavailable if the replica is shut, because a shut replica has no valid state."""
         if self.failure is not None:
             raise Unavailable(self.failure.reason)
         return self._machine
@@ -314,7 +314,8 @@ class PartitionReplica:
         )
         self._decoded = None
         self.is_mid_entry = False
-        # The old state may include half of an entry, and may be large. Replace it by the state of an empty partition.
+        # The old state may include half of an entry, and may be large. So replace the old state by the state of an
+        # empty partition.
         self._view = View(NoRows())
         self._run(MACHINES[self._kind](self._partition, parse_settings({}).record()))
 
@@ -486,7 +487,7 @@ class MetadataReplica:
         """Load the state.
 
         Raise StartupError if this version does not support the feature level of the state. If the state cannot be read,
-        the node does not start: without metadata it has nothing to serve."""
+        the node does not start: a node without metadata has nothing to serve."""
         self.store = store
         self.failure: ApplyFailure | None = None
         self.careful_until = 0
@@ -501,7 +502,7 @@ class MetadataReplica:
         self._entry: metadata_commands.Entry | None = None
         """The entry that is being applied."""
         self._undrained: list[tuple[int, metadata_commands.Entry]] = []
-        """Entries whose changes are not in the rows yet. They are few and small."""
+        """Entries whose changes are not in the rows yet. These entries are few and small."""
 
     def _stored(self, levels: Levels) -> MetadataState:
         """Load the state from the rows."""
@@ -546,8 +547,8 @@ class MetadataReplica:
     def _culprit(self) -> int | None:
         """Apply the unwritten entries again one by one. Return the index of the first entry that fails.
 
-        An entry also fails if the status or the rows cannot be computed after it. If no entry fails, return the index
-        of the last unwritten entry; None if there is none. The state is invalid after this call."""
+        An entry also fails if the status or the rows after the entry cannot be computed. If no entry fails, return the
+        index of the last unwritten entry; None if there is none. The state is invalid after this call."""
         self.state = self._stored(self._levels)
         for index, entry in self._undrained:
             try:
@@ -561,8 +562,8 @@ class MetadataReplica:
     def _rebuild(self, undrained: Sequence[tuple[int, metadata_commands.Entry]]) -> None:
         """Return to the state in the rows, and apply the entries `undrained` again.
 
-        The changes of these entries are written later. Clients have seen them, so they must survive until the replica
-        is opened again."""
+        The changes of these entries are written later. Clients have seen these changes, so the changes must survive
+        until the replica is opened again."""
         self._changes.clear()
         self._undrained = []
         self.state = self._stored(self._levels)
@@ -669,7 +670,7 @@ class MetadataView:
     """Topic and partition, by Raft group."""
     feature_level: int
     pushes: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict, repr=False)
-    """Push settings by topic and group. They contain secrets."""
+    """Push settings by topic and group. The settings contain secrets."""
     identities: dict[str, IdentityRecord] = field(default_factory=dict)
     """Identities by principal."""
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)

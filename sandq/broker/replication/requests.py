@@ -69,7 +69,7 @@ class Requests:
 
     def check_capacity(self, size: int) -> None:
         """Raise Overloaded if a request of this size exceeds the backlog of the node or the share of the group."""
-        # If nothing else is pending, accept a request of any size: otherwise it could never be sent.
+        # If nothing else is pending, accept a request of any size: otherwise a very large request could never be sent.
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(

@@ -1,8 +1,8 @@
 """Describe a replica that is shut because it could not apply an entry (ADR 46).
 
-A shut replica applies nothing more, and answers requests with the reason. It still votes, and still accepts a limited
-number of entries. A shut replica is opened again at the next start or from a snapshot. It is also opened if its group
-decides to skip the failed entry: the group commits a SKIP.
+A shut replica applies nothing more, and answers requests with the reason. A shut replica still votes, and still accepts
+a limited number of entries. A shut replica is opened again at the next start or from a snapshot. If its group decides
+to skip the failed entry (SKIP), the replica is opened, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class LogGap(Exception):
 
 
 class AppliedSkipped(Exception):
-    """The group has skipped an entry that this replica has applied. So its state differs from that of other
-    replicas."""
+    """The group has skipped an entry that this replica has applied. So the state of this replica differs from the state
+    of other replicas."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"entry {index} is skipped by the group, and this replica has applied it")
@@ -99,8 +99,8 @@ class ApplyFailure:
     is_exact: bool = True
     """True if `index` is the entry at fault.
 
-    False if the failed step covered several entries: then `index` is the last of them. The replica is loaded again, and
-    then checked after each entry, to find the entry at fault."""
+    False if the failed step covered several entries: then `index` is the last of these entries. The replica is loaded
+    again, and then checked after each entry, to find the entry at fault."""
     trace: str = field(default="", compare=False, repr=False)
 
     @classmethod

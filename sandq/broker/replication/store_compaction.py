@@ -65,7 +65,7 @@ class StoreCompaction:
         self._is_working = False
 
     def on_status(self, status: Status) -> None:
-        """If a compaction is due by the new status, start it."""
+        """Start a compaction if the new status makes one due."""
         is_ending = self._nursery.cancel_scope.cancel_called
         if not self._is_working and not is_ending and is_due(status):
             self._is_working = True

@@ -41,7 +41,7 @@ class Worker(Generic[T]):
         self._handle = handle
         self._on_crash = on_crash
         self._transitions = 0
-        """Number of starts and ends of batches so far. It is odd while a batch is handled."""
+        """Number of starts and ends of batches so far. The number is odd while a batch is handled."""
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -80,7 +80,7 @@ class Worker(Generic[T]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        """Run the thread. Report the exception that ends it."""
+        """Run the thread. If an exception ends the thread, report the exception."""
         try:
             self._run_all()
         except BaseException as crash:  # any exception that ends this thread must stop the node
@@ -204,7 +204,7 @@ class FairWorker(Worker[T]):
                 self._do(self._run_slice)
 
     def _do(self, work: Callable[[], R]) -> R:
-        """Call `work`. If it raises, no other work may run afterwards. The caller holds the lock."""
+        """Call `work`. After an exception of `work`, no other work may run. The caller holds the lock."""
         self._is_broken = True
         result = work()
         self._is_broken = False

@@ -234,7 +234,7 @@ class MessageRequests:
         return answer
 
     def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the message that was found. If it is None, raise NotFound."""
+        """Return `shown`, the message that was found. Raise NotFound if `shown` is None."""
         if shown is not None:
             return shown
         text = "there is no such message here (any more)"
@@ -436,7 +436,7 @@ class MessageRequests:
     async def delete_group(self, request: GroupDelete, caller: Caller) -> int | None:
         """Delete a group. In mode CHECK, only return its number of unfinished messages.
 
-        If the group has consumers, raise Conflict. If it has unfinished messages, raise Conflict, except in mode
+        If the group has consumers, raise Conflict. If the group has unfinished messages, raise Conflict, except in mode
         FORCE."""
         group, mode = request.group, request.mode
         chosen = await self._with_group(request.topic, group)

@@ -50,8 +50,8 @@ from sandq.schedules.recurrence import Recurrence
 T = TypeVar("T")
 
 EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
-"""More outcomes of a request. A schedule of this name exists already; it has another version than requested; there is
-no schedule of this name."""
+"""More outcomes of a request. A schedule of this name exists already; the schedule has another version than requested;
+there is no schedule of this name."""
 ROUNDS_MOST: Final = 50
 """Maximum number of rounds for a request. In each round, schedules are read and planned again if they have changed."""
 WAITING_ROUNDS: Final = 25
@@ -77,7 +77,7 @@ _Row = dict[str, Any]
 _Wanted = tuple[str, int | None, settings.Checked, Fields, bool | None]
 """A checked item of a put: name, required version, settings, message, paused (None: unchanged)."""
 _Planned = tuple[Any, ...]
-"""An item of `PutSchedules` or `PauseSchedules`. It begins with the name of the schedule."""
+"""An item of `PutSchedules` or `PauseSchedules`. Its first field is the name of the schedule."""
 _Seen = tuple[str, int, int | None]
 """Name, version and next occurrence (ms) of a schedule at the time when it was read."""
 
@@ -389,15 +389,15 @@ def _replan(
 ) -> Plan:
     """Return the next occurrence of a schedule that gets new settings.
 
-    If the time of the current occurrence has come, it counts as fired. `is_other`: the recurrence changes. `is_taken`:
-    the last attempt ended with TAKEN."""
+    If the time of the current occurrence has come, this occurrence counts as fired. `is_other`: the recurrence changes.
+    `is_taken`: the last attempt ended with TAKEN."""
     if paused:
         return Plan(None, None)
     is_due = is_taken or _is_due(old, now_ms)
     after_ms = max(now_ms, old.expected_ms or 0) if is_due else now_ms
     if not is_due and old.expected_ms is not None:
-        # With jitter, an occurrence may fire later than its time. So its time may be past although it has not fired. If
-        # the new recurrence also has this occurrence, keep it.
+        # With jitter, an occurrence may fire later than its time. So an occurrence whose time is past may still have to
+        # fire. If the new recurrence has the same occurrence, keep it.
         before_ms = old.expected_ms - 1
         if before_ms < now_ms and checked.recurrence.next_ms(before_ms) == old.expected_ms:
             after_ms = before_ms

@@ -57,7 +57,7 @@ def needing(host: RaftGroup) -> list[str]:
     """Return the members to which this node must send a snapshot.
 
     The node must lead the group, but need not be ready. If all reachable members need a snapshot, the group has no
-    majority before they have received it."""
+    majority until they have received the snapshot."""
     return [] if host.failed is not None else sorted(host.group.lagging)
 
 
@@ -69,7 +69,8 @@ def _is_behind(host: RaftGroup, member: str) -> bool:
 
 
 async def _caught_up(host: RaftGroup, member: str, pin: LogPin) -> None:
-    """Wait until a member has received the log after its snapshot. If it makes no progress for `STALLED_S`, give up."""
+    """Wait until a member has received the log after its snapshot. If the member makes no progress for `STALLED_S`,
+    give up."""
     got, since_s = host.group.match_index(member), trio.current_time()
     while not pin.is_lost and _is_behind(host, member) and trio.current_time() - since_s < STALLED_S:
         await trio.sleep(CHECK_S)
@@ -330,7 +331,7 @@ class _Store:
         return is_last
 
     def drop(self) -> None:
-        """Let the sweeper delete the rows of the store. If a pointer names the store, the sweeper keeps them."""
+        """Let the sweeper delete the rows of the store. If a pointer names the store, the sweeper keeps its rows."""
         self._node_log.filling.discard(self._number)
         self._sweeper.sweep_soon()
 
@@ -351,7 +352,7 @@ class _Store:
         If the node stops meanwhile, the next start uses the store that the group's pointer names."""
         node_log, runner, host = self._node_log, self._runner, self._host
         try:
-            # The apply thread runs this after all tasks of the old state.
+            # The apply thread loads the new replica after all tasks for the old replica.
             loaded = await runner.ask(partial(node_log.load, host.number, self._number))
             node_log.check_runs(host)
             pointer = StorePointer(

@@ -7,8 +7,8 @@
     that are not answered   <-    ACK each; the last one: DONE, once it is installed, or FAILED (reason)
 
 When the connection ends, the receiver keeps the received rows. If the same snapshot is offered again, the transfer
-continues after these rows. If a different snapshot is offered, it starts from the beginning. `read_chunk` and `Sink`
-use threads to read, check and write the rows. This module only passes bytes on, one chunk at a time.
+continues after these rows. If a different snapshot is offered, the transfer starts from the beginning. `read_chunk` and
+`Sink` use threads to read, check and write the rows. This module only passes bytes on, one chunk at a time.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ async def receive_snapshot(stream: ObjectStream, accept: Callable[[Meta], Awaita
 
 
 class _Talk:
-    """Sends and receives frames over a stream. It checks received frames, and limits the time of each step."""
+    """Sends and receives frames over a stream, checks received frames, and limits the time of each step."""
 
     def __init__(self, stream: ObjectStream) -> None:
         self._stream = stream

@@ -67,7 +67,8 @@ class TopicStats:
         """Count a lease that is being sent at `now_s` of the guarded clock (epoch seconds).
 
         `free_since_ms`: time since which a consumer has always had free credit. Messages that became due before that
-        time had to wait for a consumer, so they do not count for the objective. None: no message counts for it."""
+        time had to wait for a consumer, so they do not count for the objective. None: no message counts for the
+        objective."""
         self.sent += delivery.count
         now_ms = now_s * 1000
         for piece in delivery.pieces:
@@ -90,7 +91,8 @@ class TopicStats:
                 self.redelivered += delivery.count
 
     def _observe(self, late_s: float, count: int, counts: bool) -> None:
-        """Count `count` messages with the same lateness. `counts`: True if they also count for the objective."""
+        """Count `count` messages with the same lateness. `counts`: True if these messages also count for the
+        objective."""
         lateness = self.lateness
         bucket = bisect_left(lateness.bounds, late_s)
         lateness.counts[bucket] += count

@@ -81,7 +81,7 @@ class _Slots:
         return [[number, slot[:-2], *slot[-2:]] for number, slot in self.slots.items()]
 
     def load(self, rows: list[Any], now_ms: int) -> None:
-        """Load spans in the format of the file. If they are invalid, raise ValueError, TypeError or OverflowError."""
+        """Load spans in the format of the file. Raise ValueError, TypeError or OverflowError if a span is invalid."""
         for number, counts, early, unproven in sorted(rows):
             slot = [int(count) for count in (*counts, early, unproven)]
             if len(slot) != len(BOUNDS_US) + 3 or min(slot) < 0:
