@@ -53,8 +53,8 @@ class OpenTopic(NamedTuple):
 
 
 class Catalog:
-    """Finds topics and partitions. If a topic or partition is not found, the error says either that it does not exist,
-    or that this node may not know it yet."""
+    """Finds topics and partitions. The error for a missing object says either that the object does not exist, or that
+    this node may not know it yet."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class Catalog:
     def topic(self, name: str) -> OpenTopic:
         """Return a topic.
 
-        Raise UnknownTopic if the topic does not exist; Unsure if other nodes may know it; Unavailable while it is being
-        opened."""
+        Raise UnknownTopic if there is no such topic; Unsure if other nodes may know the topic; Unavailable while the
+        topic is being opened."""
         topic = self.topics.get(name)
         if topic is None:
             if name in self.view.topics:
@@ -183,8 +183,8 @@ class Catalog:
     def topic_of_group(self, group: int) -> str | None:
         """Return the topic of a partition's Raft group.
 
-        Return "" if this node has a replica of the group but does not know the topic; None if it does not know the
-        group."""
+        Return "" if only the topic is unknown, but a replica of the group is on this node. Return None if the group is
+        unknown."""
         placed = self.view.partition_of_group.get(group)
         if placed is not None:
             return placed[0]

@@ -42,7 +42,7 @@ class Held(Protocol):
 
 
 class _Counted:
-    """An amount of memory. Its users call methods when they take memory, and when they give memory back.
+    """An amount of memory. The users of the memory call methods when they take or give back memory.
 
     Methods run on the event loop, except where noted."""
 

@@ -2,8 +2,8 @@
 
 Anyone who can read this directory can use the token, and is thus an administrator of the cluster.
 
-The metadata leader creates the token if there are no identities: in a new cluster, in a cluster that enables
-authentication, and after the last identity was deleted.
+The metadata leader creates the token if there are no identities. This is the case in a new cluster, in a cluster that
+enables authentication, and after the last identity was deleted.
 """
 
 from __future__ import annotations

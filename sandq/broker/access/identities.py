@@ -36,7 +36,7 @@ CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota
 class Identities:
     """Handles requests about identities and roles.
 
-    All methods raise the errors of `MetadataChanges`. They raise Conflict until all nodes support identities.
+    All methods raise the errors of `MetadataChanges`. Until all nodes support identities, they raise Conflict.
     """
 
     def __init__(self, changes: MetadataChanges) -> None:
@@ -45,8 +45,8 @@ class Identities:
     async def put(self, request: IdentityPut, caller: Caller) -> dict[str, Any]:
         """Create or change an identity, and return its fields.
 
-        Raise InvalidRequest; NotFound if the identity to change does not exist; Conflict if the identity to create
-        exists, or if a different identity has the same token."""
+        Raise InvalidRequest; NotFound if the identity to change does not exist. Raise Conflict if the identity to
+        create exists, or if a different identity has the same token."""
         principal = check_principal(request.principal)
 
         def command(view: MetadataView) -> m.Command:

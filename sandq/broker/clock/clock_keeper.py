@@ -33,7 +33,8 @@ from sandq.protocol.peer import PeerFrame
 CLOCK_ASK_S: Final = 2.0
 """Interval in s at which peers are asked for their clocks."""
 CLOCK_ASK_EAGER_S: Final = 0.25
-"""Interval in s at which peers are asked if this node's clock is in alarm, or has not agreed with other clocks yet."""
+"""Interval in s at which peers are asked for their clocks, if this node's clock is in alarm or has not agreed with
+other clocks yet."""
 GIVE_UP_PAUSE_S: Final = 15.0
 """Pause in s after a failed attempt to hand over a group. During an attempt, the group accepts no commands."""
 REQUESTS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
@@ -92,7 +93,8 @@ class ClockKeeper:
         """Time in s (monotonic) at which this clock's state last became worse. Earlier reports of peers may be
         outdated."""
         self._held: list[RaftGroup] = []
-        """Groups that this node has just begun to lead, and that accept no commands until they are handed over."""
+        """Groups that this node has just begun to lead, and now hands over. Meanwhile these groups accept no
+        commands."""
         self._not_before_s: dict[int, float] = {}
         """By group number: time before which the group is not handed over again. Set after a failed attempt."""
 
@@ -210,7 +212,7 @@ class ClockKeeper:
         return "this node's clock was not compared with most other nodes yet, or is wrong"
 
     def leads(self, host: RaftGroup) -> None:
-        """Begin to hand over a group that this node starts to lead, if a node with a better clock can take over.
+        """If a node with a better clock can take over, begin the hand-over of a group that this node starts to lead.
 
         Called before this node answers requests for the group."""
         nodes = self._better()

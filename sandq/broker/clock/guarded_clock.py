@@ -84,7 +84,7 @@ class GuardedClock:
         """Register functions that this clock calls.
 
         `on_alarm(drift_ms)` is called when the guarded clock stops following the wall clock. `on_step()` is called when
-        the guarded time jumps: tasks that sleep until an instant must then check the time again."""
+        the guarded time jumps. Tasks that sleep until an instant must then check the time again."""
         if on_alarm is not None:
             self._on_alarm.append(on_alarm)
         if on_step is not None:

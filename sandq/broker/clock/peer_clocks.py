@@ -37,8 +37,8 @@ AGREE_OF_DRIFT: Final = 0.75
 """Fraction of `max_drift`. A clock that was off or disputed agrees again only within this smaller distance, so that the
 state does not flap."""
 RATE: Final = 0.001
-"""Upper bound of the rate at which two clocks diverge, in s per s: 500 ppm for slewing, the rest for the drift of two
-crystals."""
+"""Upper bound of the rate at which two clocks diverge, in s per s. 500 ppm are for slewing, the rest is for the drift
+of two crystals."""
 
 
 class Standing(enum.IntEnum):

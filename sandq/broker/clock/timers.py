@@ -56,7 +56,8 @@ class Timers:
         clock.listen(on_step=self._wake_up)
 
     def at(self, at_ms: int, call: Callable[[], None]) -> Timer:
-        """Call `call` once the guarded clock has reached `at_ms`, unless the timer is cancelled before."""
+        """Call `call` when the guarded clock has reached `at_ms`. If the timer is cancelled before, there is no
+        call."""
         timer = Timer(self, call)
         heapq.heappush(self._heap, (at_ms, next(self._order), timer))
         if self._wakes(at_ms):

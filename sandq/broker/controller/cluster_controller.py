@@ -70,8 +70,8 @@ class ClusterController:
         partitions_per_node: int,
         feature_level: FeatureLevel | None = None,
     ) -> None:
-        """`partitions_per_node`: if a node holds this number of partitions, new partitions go to other nodes if
-        possible."""
+        """`partitions_per_node`: if a node holds this number of partitions, other nodes are preferred for further
+        partitions."""
         self.feature_level = FeatureLevel(directory) if feature_level is None else feature_level
         self._joining = joining
         self._directory = directory
@@ -218,7 +218,7 @@ class ClusterController:
         await _all(metadata, [m.Settle(group, *report) for group, report in reports.items()])
 
     async def _plan(self, metadata: RaftGroup) -> None:
-        """Plan and record new assignments of partitions, unless nothing has changed since the last plan."""
+        """If anything has changed since the last plan, plan and record new assignments of partitions."""
         view = self._view(metadata)
         now_ms = self._now_ms()
         led = frozenset([group for group in view.partition_of_group if self._may_assign(group)])

@@ -248,8 +248,8 @@ class Rebalancer:
         return self._health.may_lead(node) and not self._shut_replicas.is_shut(led.host.number, node)
 
     def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:
-        """Start to transfer a group to a member, unless too many transfers are in progress or the member may not
-        lead."""
+        """Start to transfer a group to a member. Do nothing if too many transfers are in progress, or if the member
+        must not lead now."""
         node = node_of(member)
         if led.transferring or self._transferring >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
             return

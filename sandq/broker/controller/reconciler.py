@@ -1,8 +1,8 @@
 """Act on the metadata: open the replicas that this node must hold, and remove obsolete replicas.
 
-A replica is removed only after the metadata finally excludes it: its topic was deleted, or its group has reached an
-assignment that does not name the replica (`Partition.may_have`). After a crash, this node may first read old metadata.
-So this node removes nothing before it has again applied all the metadata that it had acted on
+A replica is removed only after the metadata finally excludes it. This means that its topic was deleted, or that its
+group has reached an assignment without this replica (`Partition.may_have`). After a crash, this node may first read old
+metadata. So this node removes nothing before it has again applied all the metadata that it had acted on
 (`Pointers.metadata_index`).
 """
 

@@ -122,8 +122,8 @@ class TopicAdministration:
     async def ensure_topic(self, request: TopicEnsure, caller: Caller) -> Topic:
         """Return the topic of this name. If the topic does not exist, create it as this node's configuration says.
 
-        Concurrent requests create the topic only once. Raise UnknownTopic if the configuration does not create
-        topics of this name; TooLarge if the maximum number of such topics exists; and the errors of `create_topic`."""
+        Concurrent requests create the topic only once. Raise UnknownTopic if the configuration does not create topics
+        of this name; TooLarge if the maximum number of such topics exists. Raise the errors of `create_topic`."""
         name, auto_create = check_name("topic", request.name), self._auto_create
         self._changes.check_ready()
         if (there := self._changes.view.topics.get(name)) is not None:

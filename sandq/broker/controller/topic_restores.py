@@ -84,7 +84,7 @@ class TopicRestores:
         """Open a restored topic. Do nothing if the topic is open already.
 
         Raise UnknownTopic; InvalidSetting; Conflict if another restore creates the topic, or if a partition is
-        incomplete; Unavailable if it is unknown whether all partitions are complete."""
+        incomplete. Raise Unavailable if it is unknown whether all partitions are complete."""
         name = request.topic
         self._changes.check_ready()
         shut = self._shut(request)

@@ -147,8 +147,8 @@ class LeaseOnce:
         while not found:
             command = c.Lease(request.group, now_ms, (grant,))
             found = await leader.raft_group.call(command, self._line, work=lease_work((grant,)))
-            # If the leader is still moving due messages to the ready queue, an empty result does not mean that none are
-            # due.
+            # While the leader is still moving due messages to the ready queue, messages may be due even if the result
+            # is empty.
             if not leader.is_promoting(request.group):
                 break
             now_ms = self._clock.now_ms()

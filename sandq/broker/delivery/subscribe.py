@@ -28,7 +28,7 @@ often."""
 GROUPS_AT_ONCE: Final = 2
 """Number of groups that are created at the same time.
 
-The number is above 1, so that a partition that does not answer does not block all other groups."""
+With a number above 1, a partition that does not answer blocks only one creation. Other groups are still created."""
 EPOCH_BITS: Final = 20
 """Number of low bits of a durable consumer's epoch. The bits above them are the time in ms at which the client chose
 the epoch."""

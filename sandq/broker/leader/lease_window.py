@@ -63,8 +63,8 @@ class LeaseWindow:
     def wake_ms(self, next_ms: int, now_ms: int, *, ahead_ms: int, span_ms: int) -> int:
         """Return the time in ms at which to request a lease whose first message is scheduled for `next_ms`.
 
-        The time is one window after the last request on this node, within two bounds. It is at most `ahead_ms` before
-        `next_ms`, and the message is late by at most `span_ms`."""
+        The time is one window after the last request on this node, within two bounds. The time is at most `ahead_ms`
+        before `next_ms`, and the message is late by at most `span_ms`."""
         if self._asked_ms > now_ms:  # the clock was set back
             return next_ms - ahead_ms
         # Storing the lease takes up to `STORE_MS`.

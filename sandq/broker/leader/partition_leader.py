@@ -265,8 +265,8 @@ class PartitionLeader:
     def watch(self, group: str, watcher: Watcher) -> None:
         """Call `watcher` from now on after each change of the group's status.
 
-        The watcher gets an error if its request must be sent again: another node leads the partition now, or this node
-        leads other partitions of the topic than before."""
+        The watcher gets an error if its request must be sent again. In this case, another node leads the partition, or
+        this node leads other partitions of the topic than before."""
         self._attended.add(self)
         self.watchers.setdefault(group, {})[watcher] = None
 
@@ -659,7 +659,7 @@ class PartitionLeader:
             to.notify_credit()
 
     def _due(self, subscription: Subscription, delivery: Delivery) -> None:
-        """Handle the timer of a lease. Do nothing if the lease was pushed already, or was pushed again with another
+        """Handle the timer of a lease. Do nothing if the lease was pushed already, or if a newer push has set another
         timer."""
         held = self._ahead.get(delivery.token)
         if held is not None and held[1] is delivery:
@@ -767,8 +767,7 @@ class PartitionLeader:
         return TOUCH_MS if group_ttl_ms is None else min(TOUCH_MS, group_ttl_ms // 4)
 
     def _upkeep_due(self, at_ms: int) -> None:
-        """Handle the timer of `_set_upkeep`: mark groups with consumers as in use, and start an upkeep if one is
-        due."""
+        """Handle the timer of `_set_upkeep`: mark groups with consumers as in use, and start an upkeep that is due."""
         if self.closed or self._keeping or self._upkeep_timer_ms != at_ms or not self.raft_group.works:
             return  # for example, the timer was replaced
         self._upkeep_timer_ms = None

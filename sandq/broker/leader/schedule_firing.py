@@ -36,7 +36,7 @@ FIRE_MOST: Final = 256
 FIRE_WORK: Final = 8192
 """Units of work charged for firing one schedule. Applying one byte of a batch costs one unit."""
 DONE_MOST: Final = 8
-"""Maximum number of ranges of occurrences that a schedule remembers because they fired while the clock was ahead."""
+"""Maximum number of ranges that a schedule remembers of occurrences that fired while the clock was ahead."""
 PAUSE_MS: Final = 20
 """Minimum time between two rounds, in ms.
 

@@ -47,8 +47,7 @@ class Subscription:
         self.credit = credit
         """Number of messages that the consumer may still receive.
 
-        After raising the credit, call `notify_credit`: a partition that found no credit does not check again by
-        itself."""
+        After raising the credit, call `notify_credit`, so that partitions that found no credit check again."""
         self.lease_ms = lease_ms
         self.receiver = receiver
         self.epoch = epoch
