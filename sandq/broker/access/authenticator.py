@@ -193,8 +193,8 @@ class Authenticator:
                 await self._catalog.catch_up()
             if within.cancelled_caught:
                 raise Unavailable(
-                    "this node could not refresh the identities for a while, so it accepts no logins now: ask again in a "
-                    "moment, or ask a different node"
+                    "this node could not refresh the identities for a while, so it accepts no logins now: ask again in "
+                    "a moment, or ask a different node"
                 )
         self._fresh_s = asked_s
         self.refresh()

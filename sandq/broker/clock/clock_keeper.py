@@ -182,7 +182,7 @@ class ClockKeeper:
             self._ask_all()
 
     def _log_change(self) -> None:
-        """Log when the reason of the alarm has changed."""
+        """If the reason of the alarm has changed, log the new reason."""
         reason = self._clock.reason
         if reason == self._reason:
             return

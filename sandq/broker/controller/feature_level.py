@@ -66,9 +66,9 @@ class FeatureLevel:
     def _reachable(self, metadata: RaftGroup) -> int:
         """Return the highest level that every node supports.
 
-        Both the registered levels of a node and the levels that it reports on its link count. After a downgrade of the
-        node, the reported levels are lower. If a member is not registered yet, return the current level, because that
-        member may support no higher level."""
+        Two kinds of levels are used: the registered levels of a node, and the levels that the node reports on its link.
+        After a downgrade of the node, the reported levels are lower. If a member is not registered yet, return the
+        current level, because that member may support no higher level."""
         view: MetadataView = metadata.status
         if self._unregistered(metadata):
             return view.feature_level
