@@ -274,6 +274,7 @@ class Broker:
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
         if isinstance(command, c.Nack):
+            # One log entry may do only a part of a nack that rewrites many stored bytes.
             submit_in_parts(host, command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
         else:
             host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)

@@ -149,7 +149,7 @@ class ClockKeeper:
         """Ask a peer for its clock. If the peer has too many unanswered requests, forget the oldest of them."""
         number, asked = next(self._numbers), self._requests[node]
         if len(asked) >= REQUESTS_MOST:
-            del asked[next(iter(asked))]
+            del asked[next(iter(asked))]  # the first key of a dict is the oldest
         asked[number] = self._clock.monotonic_s()
         self._links.send(node, PeerFrame.CLOCK_ASKED, (number, int(self._clock.reported_standing)))
 
@@ -283,6 +283,7 @@ class ClockKeeper:
             try:
                 await self._hand_over_to(self._better(), hosts)
             finally:
+                # The hand-over has ended. Let groups that this node still leads accept commands again.
                 held, self._held = self._held, []
                 for host in held:
                     host.stop_leaving()

@@ -74,7 +74,7 @@ class TopicAdministration:
         self._attempts = TopicAttempts(auto_created_most)
 
     async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
-        """Create a topic. Return once it accepts messages.
+        """Create a topic. Return when the topic accepts messages.
 
         Raise InvalidRequest, TopicExists; Conflict if a node does not support such a topic."""
         name, kind, partitions = request.name, request.kind, request.partitions

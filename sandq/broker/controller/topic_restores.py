@@ -63,6 +63,7 @@ class TopicRestores:
             if topic is not None and topic.settings.get(RESTORING) != request.restore_id:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
             if topic is None:
+                # First create only the initial partitions: their number decides to which partition a key belongs.
                 self._topics.placement.check_total("topics", len(self._changes.view.topics) + 1)
                 self._topics.placement.check_capacity(request.partitions)
                 placement = await self._topics.placement.place(request.initial_partitions, request.replicas)
