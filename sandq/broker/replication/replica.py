@@ -194,7 +194,7 @@ class Delivery(LeasedPieces):
     due_ms: int
     """Wall-clock time in ms at which the last message of the lease is due. The lease is not sent earlier."""
     generation: int
-    """Generation of the group at the time of the delivery.
+    """Generation of the group at the time of the delivery. A seek that revokes all leases raises the generation.
 
     If the group has a higher generation now, the lease is revoked: its messages may have been cancelled or moved.
     """
