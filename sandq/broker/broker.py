@@ -282,8 +282,8 @@ class Broker:
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
         """Ack messages and send other messages in one log entry.
 
-        Call `done` with the messages whose lease was lost, in the form of the result of an ack with one item. If a
-        message to send is invalid, raise its error and ack nothing."""
+        Call `done` with the messages whose lease was lost, like after an ack of one item. If a message to send is
+        invalid, raise its error and ack nothing."""
         leader = self.catalog.of_group(request.group_number, request.partition)
         leader.raft_group.check_ready()
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)

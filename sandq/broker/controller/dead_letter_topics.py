@@ -57,7 +57,7 @@ def check_no_dead_letters_come(view: MetadataView, name: str) -> None:
     """Raise Conflict if a topic is the dead letter topic of other topics."""
     topic = view.topics.get(name)
     if topic is None:
-        return  # the deletion itself reports that the topic does not exist
+        return  # the command `DeleteTopic` will report that the topic does not exist
     senders = sorted([other.name for other in view.topics.values() if _sends_to(other.settings, topic.number)])
     if senders:
         more = f" and {len(senders) - TOPICS_NAMED} more" if len(senders) > TOPICS_NAMED else ""

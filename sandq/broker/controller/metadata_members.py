@@ -48,7 +48,7 @@ def next_members(
             return Members((*voters, learner), rest)
         if node in leaving:
             return Members(voters, rest)
-    # Surplus voters leave only after all wanted nodes that have not failed have a vote.
+    # Surplus voters leave only after every wanted, working node has a vote.
     going = [voter for voter in voters if node_of(voter) in nodes and node_of(voter) not in wanted]
     if not going or not wanted.difference(lost) <= voting:
         return None

@@ -44,7 +44,7 @@ class PartitionUse(NamedTuple):
 
 
 Target = tuple[int, int]
-"""Messages in flight and units of the rate that a partition should get."""
+"""(number of messages in flight, units of the rate) that a partition should get."""
 
 
 class _Left(NamedTuple):
