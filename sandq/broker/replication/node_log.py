@@ -1,7 +1,8 @@
 """The log and the state of a node: WAL, stores, Raft groups and their state machines.
 
-A store holds the rows of one replica. A pointer names the store of a group; stores that no pointer names are garbage.
-To tick a group means to handle its messages and proposals, and to collect the records for the WAL.
+A store holds the rows of one replica. A pointer names the store of a group. If no pointer names a store, and no
+snapshot is being written to it, the store is garbage. To tick a group means to handle its messages and proposals, and
+to collect the records for the WAL.
 
 Each step of the work is a plain function; the caller chooses the thread. The node (`runner.py`) runs `commit` on the
 WAL thread, the applier on the apply thread, and `stores.write_one` on the rows thread. A simulation calls the steps one
