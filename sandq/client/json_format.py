@@ -39,7 +39,7 @@ from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
 from sandq.model.partitioning import PARTITION_DELIMITER
 from sandq.model.rates import as_mapping, rate_text
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
-from sandq.model.topic_limits import LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES, REQUEST_RATES
+from sandq.model.topic_limits import AUTO, LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES, PRECISION_MS, REQUEST_RATES
 from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
@@ -374,6 +374,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
             found[PARTITION_DELIMITER] = record.get(PARTITION_DELIMITER)
         if key == "dedup_window_ms":
             found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # as above
+            if PRECISION_MS not in record:
+                found["precision"] = AUTO
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 DURATION: Final = "DURATION"
+DURATION_OR_AUTO: Final = "DURATION|auto"
 SIZE: Final = "SIZE"
 RATE: Final = "RATE"
 NUMBER: Final = "N"
@@ -18,6 +19,7 @@ TEXT: Final = "TEXT"
 JSON: Final = "JSON"
 UNITS: Final = {
     DURATION: "a duration (30s, 10m, 2h)",
+    DURATION_OR_AUTO: "a duration (5ms, 100ms, 1s) or auto",
     SIZE: "a size (64KiB, 10MiB)",
     RATE: "a rate (5/s, 100/m)",
     NUMBER: "a whole number",
@@ -77,6 +79,9 @@ SETTINGS: Final = {
     "group_ttl": SettingText("How long a group without consumers stays.", DURATION, True),
     "dedup_window": SettingText("How long a unique key stays taken after its delivery.", DURATION),
     "dead_letter_topic": SettingText("A topic to which dead letters are sent.", TOPIC, True),
+    "precision": SettingText(
+        "How long a due message may wait for others that become due; auto: the node chooses.", DURATION_OR_AUTO
+    ),
     "max_message_bytes": SettingText("The maximum size of a message's value.", SIZE, True),
     "max_delay": SettingText("How far ahead a message may be, instead of the nodes' limit.", DURATION, True),
     "max_lease": SettingText("The longest lease, including leases that consumers request.", DURATION, True),

@@ -22,6 +22,7 @@
     max_request_burst    number, none    number of these requests at once after a pause; none: those of a second
     dedup_window         duration        how long a unique key stays taken after its delivery
     dead_letter_topic    text, none      another topic, to which dead letters go
+    precision            duration, auto  how long a due message may wait for others; auto: the node chooses
     ordering             text            key: one message of a key at a time, or none; never changes
     max_in_flight_per_key
                          number, none    messages of a key that a group's consumers may hold at a time; never changes
@@ -68,11 +69,13 @@ from sandq.model.rates import interval_us
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
 from sandq.model.topic_limits import (
+    AUTO,
     MAX_DELAY_MS,
     MAX_LEASE_MS,
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BURST,
     MAX_REQUEST_RATE_US,
+    PRECISION_MS,
 )
 
 _DAY_MS = 86_400_000
@@ -86,10 +89,10 @@ _PIB = 1024**5
 S = TypeVar("S", bound=schema.Section)
 
 
-def _or_none(check: BeforeValidator) -> BeforeValidator:
-    """Return a validator that accepts what `check` accepts, and also None or the text "none", which become None."""
+def _or_none(check: BeforeValidator, word: str = "none") -> BeforeValidator:
+    """Return a validator that accepts what `check` accepts, and also None or the text `word`, which become None."""
     inner = cast(Callable[[object], object], check.func)
-    return BeforeValidator(lambda value: None if value is None or value == "none" else inner(value))
+    return BeforeValidator(lambda value: None if value is None or value == word else inner(value))
 
 
 def _interval_us(value: object) -> int:
@@ -226,6 +229,9 @@ class _LogSettings(_Settings):
         default=None, alias="max_delay"
     )
     dead_letter_topic: Annotated[str | None, _or_none(schema.name("topic"))] = None
+    precision_ms: Annotated[int | None, _or_none(schema.duration(1, 1000), AUTO)] = Field(
+        default=None, alias="precision"
+    )
 
     def record(self) -> dict[str, Any]:
         """Return the record. It has the name of the dead letter topic only if one is set.
@@ -237,6 +243,7 @@ class _LogSettings(_Settings):
         return {
             **super().record(),
             **({} if self.max_delay_ms is None else {MAX_DELAY_MS: self.max_delay_ms}),
+            **({} if self.precision_ms is None else {PRECISION_MS: self.precision_ms}),
             **named,
             "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,

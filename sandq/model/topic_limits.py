@@ -20,6 +20,10 @@ MAX_REQUEST_RATE_US: Final = "max_request_rate_us"
 MAX_REQUEST_BURST: Final = "max_request_burst"
 """Number of requests that a client may send at once after a pause."""
 REQUEST_RATES: Final = (MAX_REQUEST_RATE_US, MAX_REQUEST_BURST)
+PRECISION_MS: Final = "precision_ms"
+"""Maximum time in ms for which a due message may wait for others. If it is not set, the node chooses this time."""
+AUTO: Final = "auto"
+"""Text of a `precision` that the node chooses."""
 
 
 class TopicLimits(NamedTuple):

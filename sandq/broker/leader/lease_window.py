@@ -71,13 +71,12 @@ class LeaseWindow:
         latest_ms = next_ms + span_ms - min(ahead_ms, STORE_MS)
         return max(next_ms - ahead_ms, min(self._asked_ms + span_ms, latest_ms))
 
-    @property
-    def push_ms(self) -> int:
-        """Time in ms before which the leases of the last request are not sent to consumers.
+    def push_ms(self, span_ms: int) -> int:
+        """Return the time in ms before which the leases of the last request are not sent to consumers.
 
-        If the window is long, these leases are sent together, so that their acks come together. 0 if the window is
-        short."""
-        return self._asked_ms + min(self.ahead_ms, STORE_MS) if self.span_ms > LEAST_MS else 0
+        If the window is long, these leases are sent together, so that their acks come together. The result is 0 if the
+        window is short. `span_ms`: window of the topic."""
+        return self._asked_ms + min(self.ahead_ms, STORE_MS) if span_ms > LEAST_MS else 0
 
     def wait(self, along_ms: int, call: Callable[[], None]) -> None:
         """Call `call` when another lease is requested at `along_ms` or later, so that both leases are stored together.

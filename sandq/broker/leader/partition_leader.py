@@ -26,6 +26,7 @@ from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.group_limits import next_epoch
 from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED
+from sandq.model.topic_limits import PRECISION_MS
 from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatus, GroupStatuses
 from sandq.partition.jobs.jobs import STEP_MESSAGES
@@ -397,7 +398,7 @@ class PartitionLeader:
         wake_ms = self._wake_ms(pump, group, now_ms)
         # Do not lease earlier than needed. A message that is produced after the lease is delivered after the messages
         # of the lease, even if it is due before them.
-        along_ms = max(group.next_ms - self._ahead_ms, group.not_before_ms, pump.asked_ms + self._span_ms // 2)
+        along_ms = max(group.next_ms - self._ahead_ms, group.not_before_ms, pump.asked_ms + 3 * self._span_ms // 4)
         if wake_ms > now_ms and not (is_along and along_ms <= now_ms):
             self._wake_at(name, pump, wake_ms)
             if along_ms < wake_ms and along_ms != pump.along_ms:
@@ -420,16 +421,23 @@ class PartitionLeader:
         return 0 if self.raft_group.status.settings.get("rank") is not None else self._window.ahead_ms
 
     @property
+    def _precision_ms(self) -> int | None:
+        """The topic's `precision` in ms. None if the node chooses the window."""
+        precision_ms: int | None = self.raft_group.status.settings.get(PRECISION_MS)
+        return precision_ms
+
+    @property
     def _span_ms(self) -> int:
         """Time span of the messages in one lease, in ms. A message may be late by this time."""
-        return self._window.span_ms
+        precision_ms = self._precision_ms
+        return self._window.span_ms if precision_ms is None else self._timers.pause_ms(precision_ms)
 
     def _wake_ms(self, pump: _GroupPump, group: GroupStatus, now_ms: int) -> int:
         """Return the latest time in ms at which to request the next lease of a group.
 
         The lease may be requested earlier, along with other requests."""
         assert group.next_ms is not None
-        if not self._is_scheduled(pump, group.next_ms):
+        if not self._is_scheduled(pump, group.next_ms) and self._precision_ms is None:
             return group.not_before_ms  # due when produced, or left over by a lease with too little credit
         at_ms = self._window.wake_ms(group.next_ms, now_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
         return max(at_ms, group.not_before_ms)
@@ -463,7 +471,7 @@ class PartitionLeader:
         except SandqError:
             self._refused(name, pump, reserved)
             return
-        if pump.is_scheduled:
+        if pump.is_scheduled or self._precision_ms is not None:
             self._window.asked(now_ms)
 
     @property
@@ -571,7 +579,7 @@ class PartitionLeader:
         not_before_ms = 0
         if pump.is_scheduled:
             self._window.leased(granted, self._clock.now_ms())
-            not_before_ms = self._window.push_ms
+            not_before_ms = self._window.push_ms(self._span_ms)
         pump.window = 2 * granted if granted >= sum(reserved.values()) else max(granted, 1)
         for delivery in result:
             subscription = by_consumer[delivery.consumer]

@@ -55,6 +55,7 @@ class TopicSettings(TypedDict, total=False):
     retain_bytes: int | str | None
     dedup_window: Duration
     dead_letter_topic: str | None
+    precision: Duration | None
     ordering: Literal["none", "key"]
     max_in_flight_per_key: int | OrNone
     history: Duration

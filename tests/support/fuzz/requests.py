@@ -317,6 +317,7 @@ class Requests:
             "retention": rng.choice((0, "366d")),
             "max_delay": rng.choice((None, "366000d")),
             "ageing": rng.choice((None, "1s")),
+            "precision": rng.choice(("auto", "1ms", "1s")),
             "tenants": rng.choice(({}, {"a": {"rate": "1/d"}, "*": {"max_in_flight": 1}})),
             "history": rng.choice((0, "1m")),
             "delete_on_ack": rng.random() < 0.5,

@@ -63,6 +63,7 @@ class ClusterWorld:
         """Feature level of the cluster. The nodes learn it at different times."""
         self.clock_rng = random.Random(f"clocks of {seed}")
         """Random numbers only for clocks, so that they do not change the rest of the world."""
+        self._precision = random.Random(f"precision of {seed}").choice(("auto", "10ms", "100ms"))
         self._moments = Moments(seed) if moments else None
         self.wrong_ms = 0
         """Lead of the clocks of all nodes, in ms."""
@@ -121,6 +122,7 @@ class ClusterWorld:
             "backoff": {"first": "100ms"},
             "dedup_window": rng.choice(("0s", "10m")),
             "retention": rng.choice(("0s", "1s")),
+            "precision": self._precision,
         }
         return topic_of(NAMES, parse_settings(settings).record())
 

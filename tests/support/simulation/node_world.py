@@ -278,6 +278,7 @@ class World:
         self.rng = random.Random(seed)
         self._level_rng = random.Random(f"levels of {seed}")
         self._limit_rng = random.Random(f"limits of {seed}")
+        self._precision = random.Random(f"precision of {seed}").choice(("auto", "10ms", "100ms"))
         self.rises = rises
         self.moments = Moments(seed)
         self.files = MemoryFiles()
@@ -304,6 +305,7 @@ class World:
             "ttl": "none" if ordering == "key" else rng.choice(("none", "none", "5s")),
             "dedup_window": rng.choice(("0s", "1s", "10m")),
             "retention": rng.choice(("0s", "0s", "1s")),
+            "precision": self._precision,
             **({"ordering": ordering} if per_key == 1 else {"max_in_flight_per_key": per_key}),
         }
 

@@ -24,6 +24,7 @@ KEYS = [
     *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
     *("dedup_window", "ordering", "max_in_flight_per_key", "max_snoozes", "dead_letter_topic"),
     *("max_message_bytes", "max_delay", "max_lease", "max_request_rate", "max_request_burst"),
+    "precision",
 ]
 DAY_S = 86_400
 DEFAULT_RECORD = {
@@ -107,6 +108,15 @@ def test_none_is_a_value_of_some_settings(key: str) -> None:
         assert parse_settings({key: nothing}).record()[NONE_IS_A_VALUE[key]] is None
 
 
+@pytest.mark.parametrize("kind", [TIMER, PRIORITY, FAIR])
+def test_automatic_precision_is_not_in_the_record(kind: str) -> None:
+    record = parse_settings({"precision": "20ms"}, kind).record()
+    assert record["precision_ms"] == 20
+    assert "precision_ms" not in update_settings(record, {"precision": "auto"}, kind).record()
+    with pytest.raises(InvalidSetting, match=r"^precision: 'none' is not a duration"):
+        parse_settings({"precision": "none"}, kind)
+
+
 @pytest.mark.parametrize("key", ["lease", "retention", "dedup_window", "ordering", "delete_on_ack"])
 def test_and_not_of_others(key: str) -> None:
     with pytest.raises(InvalidSetting, match=f"^{key}: "):
@@ -142,6 +152,7 @@ def test_a_record_of_another_version() -> None:
         ("group_ttl", 60, 366 * DAY_S),
         ("dedup_window", 0, 7 * DAY_S),
         ("max_in_flight_per_key", 1, 1000),
+        ("precision", 0.001, 1),
     ],
 )
 def test_ranges_include_their_ends(key: str, least: float, greatest: int) -> None:

@@ -70,6 +70,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("compacted", {GROUP_LIMITS: [2, {"g": [1, 1, 1, None, None]}]}),
     ("priority", {"ageing_ms": "x"}),
     ("priority", {"ageing_ms": 0}),
+    ("timer", {"precision_ms": 0}),
+    ("timer", {"precision_ms": "auto"}),
     ("timer", {AUTO_CREATED: 1}),
     *[
         ("timer", {GROUP_LIMITS: limits})
@@ -117,7 +119,7 @@ WRITTEN: list[tuple[str, dict[str, Any]]] = [
     ("timer", {"max_request_rate": "1/d"}),
     ("timer", {"backoff": {"kind": "linear", "first": 0, "factor": 1.234, "cap": "7d", "jitter_percent": 100}}),
     ("timer", {"backoff": {"kind": "none"}}),
-    ("priority", {"ageing": "1s"}),
+    ("priority", {"ageing": "1s", "precision": "20ms"}),
     ("fair", {"tenants": {"a": {"weight": 3}, "b.*": {"max_in_flight": 1}, "*": {"rate": "3/h", "burst": 9}}}),
     ("compacted", {"ttl": "1h", "history": 0, "tombstone_retention": 0, "partition_delimiter": "/"}),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.leader.lease_window import LEAST_MS, MESSAGES_PER_S, MOST_MS, LeaseWindow
+from sandq.broker.leader.lease_window import LEAST_MS, MESSAGES_PER_S, MOST_MS, STORE_MS, LeaseWindow
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.node_log import NodeLog
@@ -33,7 +33,8 @@ MOVED = NotLeader("partition 1 is led by another node now")
 class Bed(Stepped):
     """A partition of this node, and the messages of its consumer "c" for each subscription."""
 
-    def __init__(self, lease_ahead_ms: int = LEASE_AHEAD_MS) -> None:
+    def __init__(self, lease_ahead_ms: int = LEASE_AHEAD_MS, **given: Any) -> None:
+        """`given`: settings of the topic."""
         self.clock = VirtualClock()
         super().__init__(random.Random(0), self.clock)
         self.node_log = NodeLog(
@@ -44,7 +45,7 @@ class Bed(Stepped):
             publish=self.published.append,
             limits=Limits(),
         )
-        settings = parse_settings({}).record()
+        settings = parse_settings(given).record()
         topic = Topic(
             name="t",
             number=1,
@@ -232,16 +233,55 @@ def test_messages_of_a_window_are_leased_together(lease_ahead_ms: int, each_ms: 
     assert len(bed.counts) - leases <= 1.5 * span_ms / 2 / longest_ms
 
 
-def test_a_message_alone_comes_at_its_time(bed: Bed) -> None:
+@pytest.mark.parametrize("precision_ms", [1, 10, 100])
+@pytest.mark.parametrize("in_ms", [0, 20])
+def test_messages_of_a_precision_are_leased_together(precision_ms: int, in_ms: int) -> None:
+    """`in_ms`: how long before its time each message is produced."""
+    bed, span_ms = Bed(5, precision=precision_ms / 1000), 1000
+    subscription = bed.subscription("first", acks=True)
+    subscription.credit = 10_000
+    bed.delivery.attach(subscription)
+    bed.clock.ms += 2 * precision_ms
+    begun_ms = bed.clock.ms
+    for now_ms in range(begun_ms, begun_ms + in_ms + span_ms + precision_ms):
+        bed.clock.ms = now_ms
+        if now_ms < begun_ms + span_ms:
+            bed.produce(in_ms, 2)
+        bed.settle()
+        passed_ms = now_ms - begun_ms - in_ms
+        assert min(passed_ms - precision_ms + 1, span_ms) * 2 <= sum(bed.counts), "a message is too late"
+        assert sum(bed.counts) <= max(passed_ms + 1, 0) * 2, "a message is early"
+    assert sum(bed.counts) == 2 * span_ms
+    assert len(bed.counts) <= 1.5 * span_ms / max(precision_ms - STORE_MS, 1) + 1
+
+
+def test_changed_precision_applies_from_the_next_lease_on() -> None:
+    bed = Bed(5, precision="1s")
     bed.delivery.attach(bed.subscription("first"))
-    for step_ms in (100, 40, 200):
+    for in_ms in (0, 0):
+        bed.produce(in_ms)
+    assert bed.counts == [1], "the second message waits for others"
+    bed.call(c.Configure(parse_settings({}).record()))
+    bed.clock.ms += 1000
+    bed.settle()
+    assert bed.counts == [1, 1]
+    bed.produce(0)
+    assert bed.counts == [1, 1, 1]
+
+
+@pytest.mark.parametrize("precision", ["auto", "1s"])
+def test_a_message_alone_comes_at_its_time(precision: str) -> None:
+    bed = Bed(precision=precision)
+    bed.clock.ms += 2000
+    bed.delivery.attach(bed.subscription("first"))
+    for step_ms in (2000, 1100, 5000):
+        begun_ms = bed.clock.ms
         bed.produce(step_ms)
         before = len(bed.counts)
-        bed.clock.ms += step_ms - 1
-        bed.settle()
-        assert len(bed.counts) == before
-        bed.clock.ms += 1
-        bed.settle()
+        for at_ms in (LEASE_AHEAD_MS, 1, 0):
+            assert len(bed.counts) == before
+            bed.clock.ms = begun_ms + step_ms - at_ms
+            bed.settle()
         assert len(bed.counts) == before + 1
 
 
