@@ -1,13 +1,13 @@
 """Run a partition on the node that leads it: lease due messages, push them to consumers, and do the housekeeping.
 
-A `_GroupPump` holds the subscriptions of one group. `pump` leases messages for consumers with credit, and `push` sends
+A `GroupPump` holds the subscriptions of one group. `pump` leases messages for consumers with credit, and `push` sends
 each lease when its last message is due. Timers start leases, the expiry of leases, and the upkeep (deletion of data
 that is no longer needed).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timer, Timers
+from sandq.broker.leader.group_pump import GroupPump
 from sandq.broker.leader.lease_window import LeaseWindow
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.fair_queue import BEHIND
@@ -70,51 +71,6 @@ def lease_work(grants: Iterable[c.Grant]) -> int:
     return min(LEASE_WORK + MESSAGE_WORK * sum([grant.limit for grant in grants]), LEASE_WORK_MOST)
 
 
-class _GroupPump:
-    """Delivers messages of one group in one partition, with at most one lease command in progress."""
-
-    def __init__(self) -> None:
-        self.consumers: dict[str, Subscription] = {}
-        """Subscriptions by consumer."""
-        self.queue: OrderedDict[Subscription, None] = OrderedDict()
-        """Subscriptions that may have free credit. The subscription to serve next is first.
-
-        Other subscriptions are not visited. A subscription returns to the queue when its credit may be free again
-        (`PartitionLeader._credit_freed`)."""
-        self.busy = False
-        self.asked_ms = 0
-        """Wall-clock time of the last lease request, in ms."""
-        self.is_scheduled = False
-        """True if the first message of the last lease was scheduled: it was stored before it was due."""
-        self.along_ms: int | None = None
-        """Time in ms from which the next lease may be requested along with other requests. None if the group does not
-        wait for other requests."""
-        self.scheduled_ms: int | None = None
-        """Due time in ms of the scheduled message that was last seen as the group's next message (`_is_scheduled`)."""
-        self.timer_ms: int | None = None
-        self.timer: Timer | None = None
-        """Timer that fires at `timer_ms`. Cancel it with `sleep_no_more`."""
-        self.free_since_ms: int | None = None
-        """Time in ms since which consumers have had free credit for due messages.
-
-        None if no consumer has free credit, or if something else blocks the group."""
-        self.asked_free_since_ms: int | None = None
-        """Value of `free_since_ms` when the lease in progress was requested."""
-        self.window = 1
-        """Number of messages to request at once.
-
-        The window limits requests beyond one grant, and requests with credit that is shared with other partitions.
-
-        After each full lease, the window doubles. Otherwise it shrinks to the number of granted messages (slow start).
-        So partitions with few ready messages do not reserve credit that others could use."""
-
-    def sleep_no_more(self) -> None:
-        """Cancel the timer."""
-        if self.timer is not None:
-            self.timer.cancel()
-        self.timer = self.timer_ms = None
-
-
 class PartitionLeader:
     """The work of a partition's leader that depends on time: leases, expiry and upkeep."""
 
@@ -158,7 +114,7 @@ class PartitionLeader:
         """Time in ms of the last LEASE request without a subscription, by group."""
         self._raising = False
         """True while the partition is being raised to the cluster's feature level."""
-        self._pumps: dict[str, _GroupPump] = {}
+        self._pumps: dict[str, GroupPump] = {}
         self._attended = set() if attended is None else attended
         self.groups = GroupStatuses()
         """Last known status of each group."""
@@ -192,7 +148,7 @@ class PartitionLeader:
     def attach(self, subscription: Subscription) -> None:
         """Add a subscription. It replaces an earlier subscription of the same consumer."""
         self._attended.add(self)
-        pump = self._pumps.setdefault(subscription.group, _GroupPump())
+        pump = self._pumps.setdefault(subscription.group, GroupPump())
         subscription.partitions += 1
         old = pump.consumers.pop(subscription.consumer, None)
         if old is not None:
@@ -432,7 +388,7 @@ class PartitionLeader:
         precision_ms = self._precision_ms
         return self._window.span_ms if precision_ms is None else self._timers.pause_ms(precision_ms)
 
-    def _wake_ms(self, pump: _GroupPump, group: GroupStatus, now_ms: int) -> int:
+    def _wake_ms(self, pump: GroupPump, group: GroupStatus, now_ms: int) -> int:
         """Return the latest time in ms at which to request the next lease of a group.
 
         The lease may be requested earlier, along with other requests."""
@@ -442,7 +398,7 @@ class PartitionLeader:
         at_ms = self._window.wake_ms(group.next_ms, now_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
         return max(at_ms, group.not_before_ms)
 
-    def _is_scheduled(self, pump: _GroupPump, next_ms: int) -> bool:
+    def _is_scheduled(self, pump: GroupPump, next_ms: int) -> bool:
         """Return whether the next message is scheduled: it was stored before it was due.
 
         When such a message is first seen, its due time is later than the time of the newest entry."""
@@ -450,7 +406,7 @@ class PartitionLeader:
             pump.scheduled_ms = next_ms
         return next_ms == pump.scheduled_ms
 
-    def _lease(self, name: str, pump: _GroupPump, next_ms: int, now_ms: int) -> None:
+    def _lease(self, name: str, pump: GroupPump, next_ms: int, now_ms: int) -> None:
         """Request a lease of messages for the consumers with free credit. `next_ms`: time of the next message."""
         grants, reserved = self._grants(pump)
         if not grants:
@@ -493,7 +449,7 @@ class PartitionLeader:
             self._asked_ms[name] = self._clock.now_ms()
             self._on_limits(self)
 
-    def _wake_at(self, name: str, pump: _GroupPump, at_ms: int) -> None:
+    def _wake_at(self, name: str, pump: GroupPump, at_ms: int) -> None:
         """Call `pump` at `at_ms`, unless a timer for an earlier time is set."""
         if pump.timer_ms is not None and pump.timer_ms <= at_ms:
             return
@@ -512,7 +468,7 @@ class PartitionLeader:
             pump.queue[subscription] = None
             self.pump(subscription.group)
 
-    def _with_credit(self, pump: _GroupPump) -> dict[Subscription, int]:
+    def _with_credit(self, pump: GroupPump) -> dict[Subscription, int]:
         """Return the next subscriptions to serve and the credit of each that this partition may use.
 
         Return at most `MAX_GRANTS` subscriptions. Subscriptions without free credit leave the queue."""
@@ -531,7 +487,7 @@ class PartitionLeader:
             subscription.when_free(self._credit_freed)
         return credit
 
-    def _grants(self, pump: _GroupPump) -> tuple[list[c.Grant], dict[Subscription, int]]:
+    def _grants(self, pump: GroupPump) -> tuple[list[c.Grant], dict[Subscription, int]]:
         """Grant messages round robin to the consumers with free credit, and reserve that credit."""
         credit = self._with_credit(pump)
         waiting = deque(credit)
@@ -557,14 +513,14 @@ class PartitionLeader:
             pump.queue.move_to_end(next(iter(credit)))
         return grants, reserved
 
-    def _share(self, pump: _GroupPump, subscription: Subscription) -> int:
+    def _share(self, pump: GroupPump, subscription: Subscription) -> int:
         """Return how much of a consumer's free credit this partition may request at once."""
         free = subscription.free_credit
         if subscription.partitions <= 1:
             return free
         return min(free, max(pump.window, min(free // subscription.partitions, FIRST_WINDOW)))
 
-    def _leased(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int], result: Any) -> None:
+    def _leased(self, name: str, pump: GroupPump, reserved: dict[Subscription, int], result: Any) -> None:
         """Handle the result of a lease command."""
         if isinstance(result, SandqError):
             self._refused(name, pump, reserved)
@@ -599,7 +555,7 @@ class PartitionLeader:
         group = self.groups.get(name)
         return group is not None and group.is_promoting
 
-    def _refused(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int]) -> None:
+    def _refused(self, name: str, pump: GroupPump, reserved: dict[Subscription, int]) -> None:
         """Handle a refused lease: give the reserved credit back, and try again after `RETRY_MS`."""
         pump.busy = False
         for subscription, limit in reserved.items():

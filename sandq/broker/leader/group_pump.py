@@ -1,0 +1,53 @@
+"""The subscriptions of one group in a partition, and when its next lease is requested."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from sandq.broker.clock.timers import Timer
+from sandq.broker.leader.subscription import Subscription
+
+
+class GroupPump:
+    """Delivers messages of one group in one partition, with at most one lease command in progress."""
+
+    def __init__(self) -> None:
+        self.consumers: dict[str, Subscription] = {}
+        """Subscriptions by consumer."""
+        self.queue: OrderedDict[Subscription, None] = OrderedDict()
+        """Subscriptions that may have free credit. The subscription to serve next is first.
+
+        Other subscriptions are not visited. A subscription returns to the queue when its credit may be free again
+        (`PartitionLeader._credit_freed`)."""
+        self.busy = False
+        self.asked_ms = 0
+        """Wall-clock time of the last lease request, in ms."""
+        self.is_scheduled = False
+        """True if the first message of the last lease was scheduled: it was stored before it was due."""
+        self.along_ms: int | None = None
+        """Time in ms from which the next lease may be requested along with other requests. None if the group does not
+        wait for other requests."""
+        self.scheduled_ms: int | None = None
+        """Due time in ms of the scheduled message that was last seen as the group's next message (`_is_scheduled`)."""
+        self.timer_ms: int | None = None
+        self.timer: Timer | None = None
+        """Timer that fires at `timer_ms`. Cancel it with `sleep_no_more`."""
+        self.free_since_ms: int | None = None
+        """Time in ms since which consumers have had free credit for due messages.
+
+        None if no consumer has free credit, or if something else blocks the group."""
+        self.asked_free_since_ms: int | None = None
+        """Value of `free_since_ms` when the lease in progress was requested."""
+        self.window = 1
+        """Number of messages to request at once.
+
+        The window limits requests beyond one grant, and requests with credit that is shared with other partitions.
+
+        After each full lease, the window doubles. Otherwise it shrinks to the number of granted messages (slow start).
+        So partitions with few ready messages do not reserve credit that others could use."""
+
+    def sleep_no_more(self) -> None:
+        """Cancel the timer."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self.timer_ms = None
