@@ -45,7 +45,8 @@ class Held(NamedTuple):
 
 NOTHING: Final = Held(0, 0)
 _Asked = tuple[int, PartitionReplica, Any, int, int]
-"""A partition to query: group number, replica, status, second from which to count, and the count up to that second."""
+"""A partition to query: group number; replica; status; time in s from which to count the messages that become due;
+number of messages that became due after the status and before that time."""
 
 
 class OwnerUsage:

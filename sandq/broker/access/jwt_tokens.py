@@ -229,7 +229,9 @@ def _read(path: Path) -> bytes:
 
 
 def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
-    """Return the public keys in PEM or a JWKS, by key id. Raise ValueError."""
+    """Parse public keys, and return them by key id.
+
+    `content`: PEM or a JWKS. The id of a key in PEM is None, as for keys of a JWKS without an id. Raise ValueError."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 

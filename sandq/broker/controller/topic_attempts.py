@@ -59,7 +59,7 @@ class TopicAttempts:
     def attempt(self, name: str, view: MetadataView) -> Iterator[None]:
         """Register an attempt for the duration of the block.
 
-        Raise Overloaded if the attempts in progress would create all topics that may still be created."""
+        Raise Overloaded if the topics created on first use and the attempts in progress together reach the maximum."""
         if self.made(view) + len(self._attempts) >= self._most:
             raise Overloaded(
                 f"topic {name!r} does not exist, and {len(self._attempts)} others are being created, the maximum "

@@ -155,7 +155,7 @@ class LeaseOnce:
         if found:
             self._waiters.note_leased(leader)
         else:
-            # Messages are due but not granted: another consumer gets them, or the group is paused.
+            # The status showed due messages, but the command leased none. For example, an earlier command leased them.
             self._waiters.check_at(leader, now_ms + RETRY_MS)
         return found
 

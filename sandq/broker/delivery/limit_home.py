@@ -1,9 +1,9 @@
 """Decide how the limits of one group are divided, on the leader of the home partition (partition 0).
 
-`LimitHome` does no I/O, so tests can explore it. The leaders of the other partitions report their state. If the home
-partition needs a report earlier, it asks for the report. Each of these messages may be lost or late. So the ledger
-(`partition.limits.ledger`) alone says which shares are current. The frames are `LIMITS_ASKED` and `LIMITS_TOLD`
-(`protocol.peer`).
+`LimitHome` does no I/O, so tests can run it with random reports, which may be lost or late. The leaders of the other
+partitions report their state. If the home partition needs a report earlier, it asks for the report. Each of these
+messages may be lost or late. So the ledger (`partition.limits.ledger`) alone says which shares are current. The frames
+are `LIMITS_ASKED` and `LIMITS_TOLD` (`protocol.peer`).
 """
 
 from __future__ import annotations
@@ -216,7 +216,8 @@ class LimitHome:
 
 
 def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> bool:
-    """Return whether a partition below its target can get more messages in flight now."""
+    """Return whether the share of at least one other partition can be raised now: the share is below its target, and
+    there is free capacity."""
     if ledger.unheard or ledger.limit.max_in_flight is None:
         return False
     # Part of `max_in_flight` that no partition uses.

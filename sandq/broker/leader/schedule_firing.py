@@ -204,7 +204,7 @@ def plan(stored: Sequence[Stored], now_ms: int, unplannable: AbstractSet[str] = 
 
     Omit the schedules that this node cannot plan. A node with other time zone data validated such a schedule when it
     was created. The schedule waits until such a node leads, or until this node is restarted with newer data.
-    `unplannable`: names of schedules that were logged already."""
+    `unplannable`: names of the schedules that the previous call could not plan. Their errors are not logged again."""
     items = []
     for name, row in stored:
         schedule = Schedule.load(name, row)

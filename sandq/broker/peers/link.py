@@ -30,8 +30,8 @@ QUEUE_BYTES: Final = 32 << 20
 QUEUE_MOST_BYTES: Final = QUEUE_BYTES + FRAME_BYTES
 """Maximum bytes of queued frames.
 
-PINGs and one last frame may exceed `QUEUE_BYTES`. Beyond this maximum, the link is closed. If a frame were dropped
-instead, the peer would receive later frames without the dropped frame."""
+PINGs and one last frame may exceed `QUEUE_BYTES`. A frame that would exceed this maximum closes the link. If
+a frame were dropped instead, the peer would receive later frames without the dropped frame."""
 
 _PING_BODY = encode((PING, None))
 _PING_FRAME = LENGTH.pack(len(_PING_BODY)) + _PING_BODY

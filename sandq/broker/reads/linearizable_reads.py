@@ -30,7 +30,7 @@ T = TypeVar("T")
 Question = Callable[[PartitionReplica], T]
 """A query, as a function that runs on the apply thread."""
 Size = Callable[[T], int]
-"""Function that returns the bytes of an answer."""
+"""Function that returns the number of bytes to charge for an answer."""
 
 WAITING_MOST = 10_000
 """Maximum number of unanswered requests per group."""

@@ -26,8 +26,8 @@ class ScheduleOutlooks:
         self._thread = trio.CapacityLimiter(1)
 
     async def ask(self, host: RaftGroup, output: Output, first_ms: int, unit_ms: int, count: int) -> Outlook:
-        """Count the messages that the schedules of a partition will send in `count` units of time from `first_ms`
-        on."""
+        """Count the messages that the schedules of a partition will send, for each of `count` units of time from
+        `first_ms` on."""
         if not host.status.schedules:
             return Outlook({}, True)
         stop_ms = first_ms + unit_ms * count

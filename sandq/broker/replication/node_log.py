@@ -366,7 +366,7 @@ class NodeLog:
         return replica, loaded_status(replica)
 
     def suspend(self, host: RaftGroup, index: int) -> None:
-        """Stop a group whose state will be replaced by a snapshot of `index` (between commit batches).
+        """Stop a group whose state will be replaced by a snapshot of `index`. Call this between commit batches.
 
         Raise Unavailable if the group no longer needs the snapshot."""
         if self.hosts.get(host.number) is not host or host.group.is_leader or host.status.applied_index >= index:
@@ -374,7 +374,7 @@ class NodeLog:
         self.group_commit.remove(host.group)
 
     def suspend_shut(self, host: RaftGroup) -> None:
-        """Stop a group whose replica is shut, so that the replica can be loaded again (between commit batches).
+        """Stop a group whose replica is shut. Then the replica can be loaded again. Call this between commit batches.
 
         Raise Unavailable if the replica was opened or the group was closed in the meantime."""
         if self.hosts.get(host.number) is not host or host.shut is None:

@@ -404,8 +404,10 @@ class Runner:
         self._inbox.put(self._stop_after, crash)
 
     def _stop_after(self, crash: BaseException) -> None:
-        """Handle the exception that ended a thread. If the stores failed, stop only the writes; otherwise stop the
-        node."""
+        """Handle the exception that ended a thread.
+
+        If the stores failed, the process goes on, but it applies no more entries, and requests and queries fail.
+        Otherwise, stop the node."""
         if isinstance(crash, StorageFailed):
             # The stores accept no more rows. The remaining entries of the log are applied after a restart.
             log.error("the stores cannot be written: this node stops accepting messages", error=crash.message)

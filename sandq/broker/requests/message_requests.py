@@ -102,7 +102,7 @@ class MessageRequests:
     """Answers requests for messages, groups and bulk jobs of the partitions that this node leads."""
 
     def __init__(self, broker: Broker, output: Output) -> None:
-        """`output`: the output of the connection, which is charged for the answers."""
+        """`output`: the output of the connection. The bytes that are read for answers are charged to it."""
         self._broker = broker
         self._output = output
         self._time = PartitionTime(broker.clock)
