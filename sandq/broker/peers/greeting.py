@@ -10,9 +10,10 @@ from sandq.model.errors import ProtocolError
 
 
 async def shake_hands(stream: PeerStream, steps: Steps) -> Introduced:
-    """Run the handshake, and read no byte after it.
+    """Run the handshake, and read no byte after it. Return the result of `steps`.
 
-    Raise ConnectionLost. Raise Refusal if one side refuses; then the other side gets the reason."""
+    Raise ConnectionLost. Raise Refusal if either side refuses. If this side refuses, first send the reason to the
+    peer."""
     try:
         body = next(steps)
         while True:

@@ -8,6 +8,8 @@
     dialer    WELCOME     ["welcome", known, cluster UUID, proof]
     either    REFUSED     ["refused", reason, message]               instead of its next frame, and then it closes
 
+`known` tells whether the sender of the WELCOME has met the other node before.
+
 A proof is an HMAC-SHA256 with the secret of the cluster. A proof covers the role of the side that proves, all bytes of
 HELLO and CHALLENGE, and the fields of its own frame. So a proof is invalid if a byte is changed, or if the proof is
 replayed on another connection or by the other side. The dialer proves first. So an unknown caller gets no proof from
@@ -71,8 +73,9 @@ REMEDIES: Final = {
 class Refusal(ProtocolError):
     """One side of a handshake refuses the other side.
 
-    Before the other side has proved the secret, the message contains only values that the other side sent. `by_peer`:
-    the other side refused. `claimed_id`: node id that a dialer claimed.
+    A refusal by this node, before the peer has proved the secret, contains only values that the peer sent. `by_peer`:
+    the peer refused this node. `claimed_id`: node id that the dialer claimed; None if this node dialled, or does not
+    know it yet.
     """
 
     def __init__(self, reason: str, message: str, *, by_peer: bool = False) -> None:
@@ -290,7 +293,10 @@ def _check_uuid(uuid: str | None) -> None:
 
 
 def _check_addressee(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
-    """Raise Refusal if the other node is in another cluster, is no peer, or meant to reach another node."""
+    """Check the names in HELLO or CHALLENGE.
+
+    Raise Refusal if the other node names another cluster, has the id of this node, is not among the peers, or meant to
+    reach another node."""
     node_id = theirs.identity.node_id
     if theirs.cluster != terms.cluster:
         raise Refusal("cluster", f"this is not a node of the cluster {theirs.cluster!r:.300}")
@@ -303,7 +309,7 @@ def _check_addressee(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
 
 
 def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) -> tuple[Peer, bool]:
-    """Check the other node after its proof. Return the node, and whether this node has met it before.
+    """Check the other node after its proof. Return the node, and whether this node has met it before. Raise Refusal.
 
     `known`: the other node has met this node before. `cluster_uuid`: the UUID of the other node's cluster, as that node
     last stated it."""

@@ -30,17 +30,18 @@ QUEUE_BYTES: Final = 32 << 20
 QUEUE_MOST_BYTES: Final = QUEUE_BYTES + FRAME_BYTES
 """Maximum bytes of queued frames.
 
-PINGs and one last frame may exceed `QUEUE_BYTES`. A frame that would exceed this maximum closes the link. If
-a frame were dropped instead, the peer would receive later frames without the dropped frame."""
+If a sender checks `accepts` before each frame, only its last frame and PINGs exceed `QUEUE_BYTES`. A frame that would
+exceed `QUEUE_MOST_BYTES` closes the link. If that frame were dropped instead, the peer would get later frames without
+it."""
 
 _PING_BODY = encode((PING, None))
 _PING_FRAME = LENGTH.pack(len(_PING_BODY)) + _PING_BODY
 
 POLL_S: Final = 0.01
-"""Seconds between two checks whether received frames may be read."""
+"""Seconds between two calls of `takes_more` while it returns False (see `PeerLink.run`)."""
 
 OnFrame = Callable[[int, Any, int], None]
-"""Called as `on_frame(kind, body, bytes)`."""
+"""Called as `on_frame(kind, body, size)`. `size`: size of the frame in bytes, without its length field."""
 
 
 class PeerLink:
@@ -97,7 +98,7 @@ class PeerLink:
         self._scope.cancel()
 
     async def run(self, on_frame: OnFrame, takes_more: Callable[[], bool] = lambda: True) -> None:
-        """Send and receive until the link ends. Errors of `on_frame` are raised in the exception group of a nursery.
+        """Send and receive until the link ends. An exception of `on_frame` is raised here, in an exception group.
 
         While `takes_more()` returns False, nothing is read. Then data piles up in the sockets and at the peer. If this
         lasts too long, the peer closes the link."""
@@ -158,7 +159,7 @@ class PeerLink:
             await trio.sleep_until(min(self._wrote_s + self._ping_s, silent_s))
 
     def _put(self, *parts: bytes) -> None:
-        """Queue bytes to send. All parts together are complete frames."""
+        """Queue bytes to send. Joined, the parts must be complete frames."""
         for part in parts:
             self._queue.append(part)
             self.waiting_bytes += len(part)

@@ -4,8 +4,8 @@ Each pair of nodes has one link. The node with the smaller id dials until there 
 existing link: otherwise an old half-open connection would prevent a new link. A stream is a separate connection for one
 large transfer. Either node may open a stream.
 
-If a peer violates the protocol, only the connection to that peer ends. If a callback raises an exception, which is a
-bug of this node, `run` ends.
+If a peer violates the protocol, only the connection to that peer ends. If a callback raises an unexpected exception,
+this node has a bug, and `run` raises the exception.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ from sandq.storage.known_peers import KnownPeers
 CONNECT_S: Final = 2.0
 HANDSHAKE_S: Final = 3.0
 FIRST_FRAME_S: Final = 1.5
-"""Time limit in s for the first frame of a connection. A real node sends this frame at once."""
+"""Time limit in s for the TLS handshake of an accepted connection, and again for the first frame.
+
+A real node starts both at once."""
 SOURCES_MOST: Final = 8
 """Maximum number of source addresses that are remembered for one peer."""
 STREAMS_MOST: Final = 64
@@ -327,6 +329,7 @@ class PeerLinks:
         """Run the handshake of an accepted connection. If the handshake fails, log the reason and return None."""
         host = _host(socket_stream)
         try:
+            # If a later connection takes the slot, the block is cancelled, and `introduced` stays None.
             introduced = None
             with self._slots.slot(host) as slot:
                 introduced = await self._greet(stream, socket_stream, host, slot.is_known)
@@ -349,7 +352,9 @@ class PeerLinks:
     async def _greet(
         self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
     ) -> Introduced | None:
-        """Run the handshakes. Return None if the other side speaks another protocol. Raise Refusal, ConnectionLost."""
+        """Run the TLS handshake, if the other side starts one, and the peer handshake.
+
+        Return None if the other side speaks another protocol. Raise Refusal, ConnectionLost."""
         with _in_time(HANDSHAKE_S):
             if self._this_machine_only and not is_loopback(host):
                 await refuse(stream, _far(host))

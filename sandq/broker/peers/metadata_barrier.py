@@ -22,7 +22,7 @@ from sandq.protocol.peer import PeerFrame
 from sandq.raft import ReadDone
 
 ANSWER_S = 2.0
-"""Time limit in s for the reply of the metadata leader, and for catching up on this node."""
+"""Time limit in s that callers set: within it, the metadata leader replies, and this node applies the changes."""
 
 NUMBER_BITS = 62
 
@@ -32,7 +32,7 @@ Settle = Callable[[], Awaitable[SandqError]]
 class Unsure(Unavailable):
     """This node does not know whether the requested object exists.
 
-    A caller that can wait calls `settled` to get the final error. A caller that cannot wait passes this error on: its
+    A caller that can wait calls `settled`, which updates the metadata and returns the error to report. A caller that cannot wait passes this error on: its
     text asks the client to try again.
     """
 
@@ -59,21 +59,23 @@ class MetadataBarrier:
     async def index(self) -> int:
         """Return the metadata index that this node must apply to see every change acknowledged before this call.
 
-        Raise Unavailable if the metadata leader does not answer."""
+        Raise Unavailable if this node has no link with a metadata leader, or if the leader stops leading. If no reply
+        comes, this function does not return: the caller sets a time limit."""
         own = self._next_round
         async with self._one_round:
             if own is self._next_round:
                 # Later callers need the next round: they must also see changes that are acknowledged after this
                 # request.
                 self._next_round = _Round()
-                await self._hold(own)
+                await self._ask_leader(own)
         if own.index is None:
             raise Unavailable("the metadata leader does not answer at present; ask again in a moment")
         return own.index
 
-    async def _hold(self, round_: _Round) -> None:
-        """Send one request to the leader, and wait for its reply. If there is no leader, the index of the round stays
-        None."""
+    async def _ask_leader(self, round_: _Round) -> None:
+        """Send one request to the leader, and wait for its reply, which sets `round_.index`.
+
+        If this node has no link with a leader, return at once. Then the index stays None."""
         leader, number = self._node_log.metadata.leader, next(self._numbers)
         if leader is None:
             return

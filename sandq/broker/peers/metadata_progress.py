@@ -35,7 +35,7 @@ class MetadataProgress:
         self._links.send(node, PeerFrame.FOLLOWED, self.index)
 
     def heard(self, node: str, index: int) -> None:
-        """Record the progress of another node."""
+        """Record the progress that another node reported."""
         self.others[node] = index
         self._changed.set()
 

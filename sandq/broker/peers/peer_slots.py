@@ -57,7 +57,9 @@ class PeerSlots:
 
     @contextmanager
     def slot(self, host: str) -> Iterator[Slot]:
-        """Hold a slot for a connection from this IP address. A later connection may take the slot away."""
+        """Hold a slot for a connection from the IP address `host` while the block runs.
+
+        If a later connection takes the slot, the block is cancelled, and ends without an error."""
         source = source_of(host)
         slot = Slot(source, is_known=source in self._known())
         taken = self._peers if slot.is_known else self._unknown
@@ -71,8 +73,10 @@ class PeerSlots:
                 taken.remove(slot)
 
     def _evict(self, taken: list[Slot], source: str) -> None:
-        """If an unknown source uses all its slots, close its oldest connection. If no slot is free, close the oldest of
-        all."""
+        """Ensure that a slot for `source` is free in `taken`, which is `_unknown` or `_peers`.
+
+        If an unknown source uses all its slots, take its oldest slot. Otherwise, if `taken` is full, take the oldest
+        slot in `taken`."""
         same = [slot for slot in taken if slot.source == source]
         if taken is self._unknown and len(same) >= SOURCE_SLOTS:
             self._lose(taken, same[0])
@@ -81,6 +85,6 @@ class PeerSlots:
 
     @staticmethod
     def _lose(taken: list[Slot], slot: Slot) -> None:
-        """Take the slot away from a connection."""
+        """Take a slot away from its connection."""
         taken.remove(slot)
         slot.lose()

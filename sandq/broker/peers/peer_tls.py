@@ -1,6 +1,6 @@
 """TLS between nodes.
 
-Both sides show certificates that the cluster's authorities have signed. Each side checks that the certificate of the
+Both sides show certificates that the cluster's certificate authorities have signed. Each side checks that the certificate of the
 other side matches its node id. After TLS, the peer handshake (`handshake.py`) runs inside the TLS connection.
 """
 
@@ -36,7 +36,9 @@ class PeerTls:
         return self.mode == REQUIRE
 
     async def reach(self, stream: PeerStream, socket_stream: trio.SocketStream, node_id: str) -> None:
-        """Do the TLS handshake with a node that this node has dialled. If the mode is `accept`, use no TLS.
+        """Do the TLS handshake with a node that this node has dialled. From then on, `stream` uses TLS.
+
+        If the mode is `accept`, do nothing: this node dials without TLS.
 
         Raise Refusal, ConnectionLost."""
         if self.mode == ACCEPT:
@@ -52,7 +54,7 @@ class PeerTls:
     async def let_in(
         self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
     ) -> Callable[[str], bool] | None:
-        """If the other side starts TLS on an accepted connection, do the TLS handshake.
+        """If the other side starts TLS on an accepted connection, do the TLS handshake. From then on, `stream` uses TLS.
 
         Return a function (node id) -> whether the certificate of the other side belongs to that node. Return None if
         the connection has no TLS. `is_known`: the connection comes from a known peer, so its handshake need not wait

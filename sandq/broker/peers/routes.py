@@ -14,7 +14,7 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.routes")
 
 Route = tuple[int, int, bool]
-"""A route between nodes: (group, term, leads). `leads`: the sender leads the group and may answer for it."""
+"""A node's report about a group: (group, term, leads). `leads`: the node leads the group and may answer for it."""
 
 
 class Routes:
@@ -30,7 +30,9 @@ class Routes:
         self._own = own
         self._links = links
         self._led: dict[int, int] = {}
+        """By group that this node leads and may answer for: the term."""
         self._reported: dict[int, tuple[int, str]] = {}
+        """By group: (term, node) of the leader that reported itself with the highest term."""
         self._changed = Signal()
         self.version = 0
         """A number that changes whenever the leader of a group may have changed."""

@@ -1,7 +1,8 @@
 """Frames between two nodes, on one connection.
 
-frame = length u32 big-endian | body length: bytes of the body, from 1 to a limit body = one msgpack value; arrays are
-tuples here
+    frame    length (u32, big-endian), then the body
+    length   size of the body in bytes, from 1 to a limit
+    body     one msgpack value; its arrays are decoded as tuples
 
 Memory use depends on the bytes that have arrived, not on the announced length. At most one incomplete frame is kept. If
 a frame exceeds the limits, the connection ends, because the start of the next frame cannot be found.
@@ -75,7 +76,7 @@ class PeerStream:
     """A connection that carries frames. One task may send while a second task receives.
 
     A task gets ConnectionLost if no byte moves in its direction for `silence_s`, or if the connection has ended. The
-    stream may be any trio stream. The stream may divide the bytes in any way (see `TlsStream`).
+    underlying stream may be any trio stream, and may pass the bytes on in pieces of any size.
     """
 
     def __init__(self, stream: trio.abc.Stream, silence_s: float = BULK_SILENCE_S) -> None:
@@ -91,7 +92,7 @@ class PeerStream:
         self._kept = bytearray()
 
     def secure(self, stream: TlsStream) -> None:
-        """Use a TLS stream over the same socket from now on. Call `secure` before any byte was received."""
+        """Use a TLS stream over the same socket from now on. Call this before this object has received any byte."""
         assert not self._kept
         self._stream = stream
 
@@ -129,6 +130,7 @@ class PeerStream:
         """Send bytes. The bytes must be complete frames."""
         view = memoryview(data)
         sent = self._send_at_once(view)
+        # TLS may have encrypted bytes that the socket has not accepted yet. They count as sent, so flush them.
         if isinstance(self._stream, TlsStream) and self._stream.is_stuck:
             await self._send_in_time(self._stream.flush)
         for start in range(sent, len(view), PIECE_BYTES):
