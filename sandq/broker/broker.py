@@ -88,7 +88,9 @@ ROW_WORK: Final = 64
 unit."""
 
 LISTS_AT_ONCE: Final = 4
-"""Maximum number of group lists that are built at the same time, for all clients. One list may have 12 MB."""
+"""Maximum number of lists of groups or consumers that are built at the same time, for all clients.
+
+One list may have 12 MB."""
 
 
 _WaitersKey = tuple[str, str, tuple[int, ...]]
@@ -140,8 +142,8 @@ class Broker:
         """Limits the number of threads that plan schedules for clients. Each such thread competes with the event loop
         for the interpreter lock (GIL)."""
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
-        """Limits the number of group lists in progress. A list may be large, and is charged to the memory budget only
-        when it is complete."""
+        """Limits the number of lists of groups or consumers in progress. A list may be large, and is charged to the
+        memory budget only when it is complete."""
         self._openings = GroupOpenings(limits.groups, node_log)
         self._waiters: dict[_WaitersKey, GroupWaiters] = {}
         """State shared by the LEASE requests for the same group and partitions."""
@@ -214,7 +216,8 @@ class Broker:
     def produce(
         self, request: Produce, caller: Caller, done: Done, *, requests: int = 1, checked: Checked | None = None
     ) -> None:
-        """Store a batch. When the batch is stored, call `done` with (base, count) or `Stored`.
+        """Store a batch. When it is stored, call `done` with (offset of the first message, number of messages), or with
+        `Stored` if the messages were stored one by one. If it is not stored, call `done` with the SandqError.
 
         `requests`: number of requests that wait for the answer. `checked`: result of `check_large`; None to validate
         the batch here."""
@@ -282,8 +285,8 @@ class Broker:
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
         """Ack messages and send other messages in one log entry.
 
-        Call `done` with the messages whose lease was lost, like after an ack of one item. If a message to send is
-        invalid, raise its error and ack nothing."""
+        Call `done` with the same result as for an ack of one item. If a message to send is invalid, raise its error
+        and ack nothing."""
         leader = self.catalog.of_group(request.group_number, request.partition)
         leader.raft_group.check_ready()
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
@@ -293,9 +296,10 @@ class Broker:
         )
 
     async def groups_of_leases(self, group: int, partition: int, tokens: Sequence[int]) -> dict[int, str]:
-        """Return the consumer group of each lease of a partition, by token. Omit tokens without a lease.
+        """Return the names of the consumer groups that hold the leases with these tokens, by token. Omit tokens without
+        a lease.
 
-        Raise NotLeader, Unavailable."""
+        `group`: number of the partition's Raft group. Raise NotLeader, Unavailable."""
         host = self.catalog.of_group(group, partition).raft_group
         host.check_ready()
         replica = host.replica
@@ -376,8 +380,8 @@ class Broker:
         return subscription, sorted(leader.partition for leader in leaders)
 
     def _fence(self, leaders: Sequence[PartitionLeader], request: Subscribe) -> bool:
-        """End the subscriptions of earlier processes of this consumer to these partitions. Return True if there was
-        one.
+        """End the subscriptions of earlier processes of this consumer to these partitions. Return True if any was
+        ended.
 
         Raise ConsumerFenced if a later process has subscribed."""
         epoch, found = request.epoch or 0, False
@@ -395,7 +399,7 @@ class Broker:
     async def _lost_pushes(
         self, leaders: Sequence[PartitionLeader], request: Subscribe, known: Known
     ) -> list[tuple[PartitionLeader, Delivery]]:
-        """Return the consumer's leases whose push was lost, so that the consumer does not know them.
+        """Return the leases that the consumer holds but does not know, because their push was lost.
 
         Before the call, bring the state of the partitions up to date (`read_all`)."""
         found: list[tuple[PartitionLeader, Delivery]] = []

@@ -69,7 +69,7 @@ class Catalog:
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionLeader] = {}
         self._led: dict[str, list[PartitionLeader]] = {}
-        """Cache: partitions that this node leads, by topic. A change removes the cached entry."""
+        """Cache: partitions that this node leads, by topic. If they change, the entry of the topic is removed."""
         self._auto_create = auto_create
         self._barrier = barrier
         self._progress = progress
@@ -165,7 +165,7 @@ class Catalog:
     def of_group(self, group: int, partition: int) -> PartitionLeader:
         """Return this node's replica of the partition that a lease names.
 
-        Raise LeaseLost, NotLeader, Unsure, Unavailable."""
+        `group`: number of the partition's Raft group. Raise LeaseLost, NotLeader, Unsure, Unavailable."""
         found = self.by_group.get(group)
         if found is not None and found.partition == partition:
             return found
@@ -181,9 +181,9 @@ class Catalog:
         raise self._unknown(lost, partial(self.of_group, group, partition))
 
     def topic_of_group(self, group: int) -> str | None:
-        """Return the topic of a partition's Raft group.
+        """Return the name of the topic to which the Raft group of a partition belongs.
 
-        Return "" if only the topic is unknown, but a replica of the group is on this node. Return None if the group is
+        Return "" if a replica of the group is on this node, but its topic is not known. Return None if the group is
         unknown."""
         placed = self.view.partition_of_group.get(group)
         if placed is not None:
@@ -212,7 +212,9 @@ class Catalog:
         return Unsure(claim, partial(self._settled, claim, find))
 
     async def _settled(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
-        """Bring this node's metadata up to date, look up the object again, and return the error to report."""
+        """Bring this node's metadata up to date, look up the object again, and return the error to report.
+
+        If the object is found now, or the metadata cannot be updated in time, return Unavailable."""
         with trio.move_on_after(ANSWER_S):
             try:
                 await self.catch_up()

@@ -42,7 +42,7 @@ class Held(Protocol):
 
 
 class _Counted:
-    """An amount of memory. The users of the memory call methods when they take or give back memory.
+    """Counts the bytes that are in use. Each user calls a method when it takes or gives back memory.
 
     Methods run on the event loop, except where noted."""
 
@@ -270,6 +270,6 @@ class MemoryBudget:
         return dict(self._accounts)
 
     def measure(self, name: str, share: float, measure: Callable[[], int]) -> Measured:
-        """Add an account whose size `measure` returns. `share`: its fraction of the budget."""
+        """Add an account whose size `measure` returns. `share`: fraction of the budget for this account."""
         account = self._accounts[name] = Measured(self.limit_bytes * share, measure)
         return account

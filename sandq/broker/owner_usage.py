@@ -25,7 +25,7 @@ from sandq.protocol.peer import PeerFrame
 SUM_S: Final = 1.0
 """Interval in s between two sums."""
 STALE_S: Final = 5.0
-"""Age in s above which a report of a node is ignored. By then, other nodes lead the partitions of that node."""
+"""Age in s above which a report of a node is ignored. By then, other nodes lead the partitions that it reported."""
 BOUNDED: Final = ("stored_bytes", "pending_messages")
 """Names of the quotas that limit the data of an owner's topics."""
 _ROW: Final = [str, int, int]
@@ -72,7 +72,7 @@ class OwnerUsage:
         self._came_due: dict[int, tuple[Any, int, int]] = {}
         """Messages that became due since the last applied entry, by Raft group.
 
-        A value is (status after that entry, second up to which messages are counted, number of messages)."""
+        A value is (status after that entry, time in s up to which messages are counted, number of messages)."""
         self.held: Mapping[str, Held] = {}
         """Sums over all nodes, by owner, for the owners whose quota limits their data."""
 
@@ -84,9 +84,9 @@ class OwnerUsage:
     def check(self, owner: str, size: int | None, pending: Callable[[], int | None]) -> None:
         """Raise QuotaExceeded if an owner would exceed its quota.
 
-        `size`: bytes to store; None if nothing is stored. `pending`: function that returns the number of new messages
-        that are not due yet. It returns 0 if only existing messages get a later time, and None if the request has
-        neither."""
+        `size`: bytes to store; None if nothing is stored. `pending`: function that returns the number of pending
+        messages that the request adds. 0: the request adds none, but is refused if the owner has too many already.
+        None: the number of pending messages is not checked."""
         quota = self._quotas.get(owner)
         if quota is None:
             return
@@ -206,6 +206,6 @@ def _full(owner: str, name: str, held: int, most: int, more: int | None) -> Quot
 
 
 def _due_in(asked: Iterable[_Asked], stop_s: int) -> list[int]:
-    """Return how many messages of each partition came due between its start second and `stop_s`. Runs on the apply
-    thread."""
+    """Return how many messages of each partition came due from its start time (see `_Asked`) until `stop_s`. Runs on
+    the apply thread."""
     return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]
