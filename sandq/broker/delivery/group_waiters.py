@@ -128,7 +128,7 @@ class GroupWaiters:
             raise self.error
 
     async def touch(self) -> None:
-        """If the last mark is old enough, mark the group as in use, even if the group has no messages."""
+        """Mark the group as in use in all watched partitions, unless it was marked recently."""
         if not self._is_untouched():
             return
         async with self._lock:
@@ -176,7 +176,9 @@ class GroupWaiters:
             self._end(error)
 
     def check_partition(self, leader: PartitionLeader) -> None:
-        """Check the group's status in a partition, and note when messages may be due."""
+        """Read the group's status in a partition, and record whether messages may be due now, later, or not at all.
+
+        If the partition or the group is gone, or another node leads the partition, end all requests."""
         group = leader.groups.get(self._group)
         if leader.closed:
             self._end(UnknownTopic(f"topic {self._topic!r} was deleted", topic=self._topic))
@@ -232,7 +234,8 @@ class GroupWaiters:
         return bool(self._due) or self.error is not None or self._is_untouched()
 
     def wake_next(self) -> None:
-        """Wake two waiting requests, because a request got messages.
+        """If more messages may be due, wake two waiting requests. Called after a request got messages, or
+        when its connection accepts none.
 
         A woken request that gets messages wakes two more. So a backlog wakes all requests soon, and a single
         message wakes few."""
@@ -246,7 +249,7 @@ class GroupWaiters:
             bell()
 
     async def wait(self, bell: Bell, *, first: bool) -> None:
-        """Wait until `bell` rings. The bell rings when messages may be due, or when its owner rings it.
+        """Wait until `bell` is rung: by this object when messages may be due, or by a timer of the request.
 
         `first`: wake this request before the other requests, because it was woken in vain."""
         self._waiting[bell] = None

@@ -85,7 +85,7 @@ class LeaseOnce:
         return await self._acked(taken) if self._request.ack else taken
 
     async def _wait(self) -> list[Taken]:
-        """Wait until messages could be leased, or the time limit has passed. Return the leases."""
+        """Wait until messages were leased, or `wait_ms` has passed. Return the leases."""
         bell, was_woken = Bell(), False
         deadline_ms = self._clock.now_ms() + self._request.wait_ms
         deadline = self._timers.at(deadline_ms, bell)
@@ -147,8 +147,7 @@ class LeaseOnce:
         while not found:
             command = c.Lease(request.group, now_ms, (grant,))
             found = await leader.raft_group.call(command, self._line, work=lease_work((grant,)))
-            # While the leader is still moving due messages to the ready queue, messages may be due even if the result
-            # is empty.
+            # In a ranked topic, a lease may only rank due messages and grant none (`is_promoting`). Then lease again.
             if not leader.is_promoting(request.group):
                 break
             now_ms = self._clock.now_ms()

@@ -1,9 +1,9 @@
-"""Decide how the limits of one group are divided, on the leader of the home partition (partition 0).
+"""Divide the limits of one group among the partitions of its topic, on the leader of the home partition (partition 0).
 
-`LimitHome` does no I/O, so tests can run it with random reports, which may be lost or late. The leaders of the other
-partitions report their state. If the home partition needs a report earlier, it asks for the report. Each of these
-messages may be lost or late. So the ledger (`partition.limits.ledger`) alone says which shares are current. The frames
-are `LIMITS_ASKED` and `LIMITS_TOLD` (`protocol.peer`).
+The leaders of the other partitions report their state. If the home partition needs a report earlier, it asks for the
+report. The frames are `LIMITS_ASKED` and `LIMITS_TOLD` (`protocol.peer`). Each frame may be lost or late. So the ledger
+(`partition.limits.ledger`) alone says which shares are current. `LimitHome` does no I/O, so tests can run it with
+random reports.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Report(NamedTuple):
 
 
 def report_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Report | None:
-    """Return the report of a partition; None if the group has no limits there.
+    """Return the report of a partition about a group; None if the group has no limits there.
 
     `is_hungry`: True if a consumer would take more messages."""
     allowance = None if status.limits is None else status.limits.allowances.get(group)
@@ -119,7 +119,7 @@ class LimitHome:
         return c.ShareLimit(group, limit.epoch, confirmed, targets)
 
     def _confirmed(self, ledger: LedgerStatus) -> tuple[list[tuple[int, int, int, int]], dict[int, Share]]:
-        """Return the confirmations in the reports that the ledger does not have yet, and the shares after these
+        """Return the confirmations that are in reports and not in the ledger yet, and the shares after these
         confirmations.
 
         Each confirmation is an item of `ShareLimit`: (partition, version, number of leased messages, returned time in
@@ -173,7 +173,7 @@ class LimitHome:
         return uses
 
     def asks(self, ledger: LedgerStatus, own: Report, now_ms: int) -> Iterator[tuple[int, Offer]]:
-        """Yield the partitions to ask for their state, with the shares to send them.
+        """Yield each partition to ask for its state, with the share to send it.
 
         Skip partitions that were asked recently."""
         is_any_starved = own.is_starved or self.is_any_starved(now_ms)
@@ -199,13 +199,13 @@ class LimitHome:
         return could_give and not is_fresh
 
     def needs_recheck(self, ledger: LedgerStatus, own: Report, now_ms: int) -> bool:
-        """Return whether to check again soon, even if nothing happens."""
+        """Return whether the home partition must be checked again after `ASK_MS`, even if nothing changes."""
         if ledger.unheard or any([not share.confirmed for share in ledger.shares.values()]):
             return True
         return own.is_starved or self.is_any_starved(now_ms)
 
     def is_any_starved(self, now_ms: int) -> bool:
-        """Return whether another partition waits for the limits."""
+        """Return whether another partition is starved, according to a report that is still valid."""
         return any(
             [
                 report.is_starved

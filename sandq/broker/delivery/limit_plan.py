@@ -88,6 +88,7 @@ class LimitPlan:
             if not use.is_starved:
                 kept = targets[partition] = self._kept(partition, use, may_take and use.is_open, now_ms)
                 left = left.less(max(kept[0], use.leased), kept[1])
+        # A partition with a turn needs at least one message in flight and one unit, so `min(left)` can have a turn.
         with_turn = self._served_now(starved, uses, min(left), may_take, now_ms)
         for partition in [other for other in starved if other not in with_turn]:
             if may_take or partition == HOME:
@@ -101,7 +102,9 @@ class LimitPlan:
         return self._changes(limit, uses, starved, targets, now_ms)
 
     def _kept(self, partition: int, use: PartitionUse, may_take: bool, now_ms: int) -> Target:
-        """Return the target of a partition that is not starved."""
+        """Return the target of a partition that is not starved.
+
+        `may_take`: True if the share of the partition may be reduced now. The home partition's share always may."""
         is_idle = use.used == self._used.get(partition, 0)
         began_ms, _ = self._began.get(partition, (now_ms - ROTATION_MS, 0))
         has_turn = 0 <= now_ms - began_ms < ROTATION_MS  # in its turn, a partition may lack due messages for a moment
@@ -203,10 +206,10 @@ def _divided(left: _Left, uses: Mapping[int, PartitionUse], may_take: bool) -> d
 
 
 def _floor(partition: int, has: int, leased: int, may_take: bool) -> int:
-    """Return the minimum that a partition keeps.
+    """Return how much of its share a partition keeps at least.
 
-    If `may_take` is False, a partition keeps its whole share. The home partition then keeps only the part that it has
-    leased."""
+    0 if `may_take` is True. Otherwise the home partition keeps the part that it has leased, and any other partition
+    keeps its whole share."""
     if partition == HOME:
         return 0 if may_take else min(has, leased)
     return 0 if may_take else has

@@ -43,7 +43,7 @@ class _Known:
         self.is_due = False
         """True if the partition is checked in the next iteration of the loop."""
         self.recheck_ms: int | None = None
-        """Time in ms of the next check."""
+        """Time in ms of the check that `_check_later` has scheduled."""
 
 
 class LimitShares:
@@ -227,8 +227,9 @@ class LimitShares:
 def _is_news(report: Report, before: Report | None, before_ms: int, now_ms: int) -> bool:
     """Return whether a report has news for the home partition.
 
-    There is news if the partition has become or is no longer starved, applies another share, or has returned a part of
-    its share. A starved partition reports again after `ASK_MS`."""
+    The first report since the limits were set is news if the partition is starved or has no share yet. A later report
+    is news if `is_starved` or the applied share has changed, or if messages beyond the share were settled. A starved
+    partition reports again after `ASK_MS`."""
     if before is None or before.epoch != report.epoch:
         return report.is_starved or report.version == 0
     if report.is_starved != before.is_starved or report.version != before.version:

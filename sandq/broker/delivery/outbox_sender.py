@@ -51,7 +51,7 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.broker")
 
 SENDING: Final = 16
-"""Maximum number of batches that are read and in progress at the same time, for all partitions that this node leads."""
+"""Maximum number of batches that are being read or sent at the same time, for all partitions that this node leads."""
 ANSWER_S: Final = 10.0
 """Time in s within which another node must answer. After this time, the batch is sent again."""
 FIRST_PAUSE_S: Final = 0.05
@@ -108,13 +108,13 @@ class OutboxSender:
         self._stuck: WeakKeyDictionary[PartitionLeader, dict[Target, Stuck]] = WeakKeyDictionary()
         self._numbers = count(secrets.randbits(62))  # random: replies to a previous process match no number
         self._answers: dict[int, tuple[str, Callable[[SandqError | None], None]]] = {}
-        """By number of the batch: (node to which the batch was sent, callback for the reply)."""
+        """By number of the sent batch: (node to which it was sent, callback for the error in the reply, or None)."""
 
     # -- sending --------------------------------------------------------------------------------------------------
 
     def on_change(self, leader: PartitionLeader) -> None:
-        """Start to send the new batches of a partition that this node leads. Called after each change of the
-        partition."""
+        """Start to send those batches of a partition that are not being sent yet. This node leads the partition. Called
+        after each change of the partition."""
         status: OutboxStatus | None = leader.raft_group.status.outbox
         if status is None or self._nursery.cancel_scope.cancel_called:
             return  # the outbox is empty, or this node is stopping: then the next leader sends

@@ -74,7 +74,8 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
 def _partition_of(fields: dict[int, Any], topic: Topic, own: Topic, sender: int) -> int:
     """Return the partition to which a message goes.
 
-    A message without a key stays in the partition `sender`, if the message goes to the same topic."""
+    `own`, `sender`: topic and partition of the acked message. A message without a key for the topic `own` stays in the
+    partition `sender`, unless the topic is fair."""
     if topic.number == own.number and topic.kind != FAIR and Column.KEY not in fields:
         return sender
     key = fields.get(Column.KEY)

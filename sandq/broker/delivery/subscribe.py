@@ -30,12 +30,13 @@ GROUPS_AT_ONCE: Final = 2
 
 With a number above 1, a partition that does not answer blocks only one creation. Other groups are still created."""
 EPOCH_BITS: Final = 20
-"""Number of low bits of a durable consumer's epoch. The bits above them are the time in ms at which the client chose
-the epoch."""
+"""Number of low bits of a durable consumer's epoch that are not part of the time. The higher bits are the time in ms at
+which the client chose the epoch."""
 EPOCHS_AHEAD_MS: Final = 366 * 86_400_000
 """Maximum time in ms by which an epoch may be ahead of this node's clock: a year, as clocks may be wrong."""
 COUNT_S: Final = 1.0
-"""Minimum time in s between two counts of the groups in all partitions, as there may be thousands of partitions."""
+"""Minimum time in s between two counts of this node's groups. A count visits all partitions, which may be
+thousands."""
 
 
 class GroupOpenings:
