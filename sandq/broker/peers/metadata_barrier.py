@@ -32,8 +32,8 @@ Settle = Callable[[], Awaitable[SandqError]]
 class Unsure(Unavailable):
     """This node does not know whether the requested object exists.
 
-    A caller that can wait calls `settled`, which updates the metadata and returns the error to report. A caller that cannot wait passes this error on: its
-    text asks the client to try again.
+    A caller that can wait calls `settled`, which updates the metadata and returns the error to report. A caller that
+    cannot wait passes this error on: its text asks the client to try again.
     """
 
     def __init__(self, claim: SandqError, settle: Settle) -> None:

@@ -1,7 +1,8 @@
 """TLS between nodes.
 
-Both sides show certificates that the cluster's certificate authorities have signed. Each side checks that the certificate of the
-other side matches its node id. After TLS, the peer handshake (`handshake.py`) runs inside the TLS connection.
+Both sides show certificates that the cluster's certificate authorities have signed. Each side checks that the
+certificate of the other side matches its node id. After TLS, the peer handshake (`handshake.py`) runs inside the TLS
+connection.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class PeerTls:
     async def let_in(
         self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
     ) -> Callable[[str], bool] | None:
-        """If the other side starts TLS on an accepted connection, do the TLS handshake. From then on, `stream` uses TLS.
+        """If the other side starts TLS on an accepted connection, do the TLS handshake. Then `stream` uses TLS.
 
         Return a function (node id) -> whether the certificate of the other side belongs to that node. Return None if
         the connection has no TLS. `is_known`: the connection comes from a known peer, so its handshake need not wait
