@@ -9,7 +9,7 @@ from sandq.broker.leader.subscription import Subscription
 
 
 class GroupPump:
-    """Delivers messages of one group in one partition, with at most one lease command in progress."""
+    """The state with which `PartitionLeader` delivers messages of one group in one partition."""
 
     def __init__(self) -> None:
         self.consumers: dict[str, Subscription] = {}
@@ -17,9 +17,10 @@ class GroupPump:
         self.queue: OrderedDict[Subscription, None] = OrderedDict()
         """Subscriptions that may have free credit. The subscription to serve next is first.
 
-        Other subscriptions are not visited. A subscription returns to the queue when its credit may be free again
-        (`PartitionLeader._credit_freed`)."""
+        Subscriptions outside the queue are not visited. A subscription returns to the queue when its credit may be
+        free again (`PartitionLeader._credit_freed`)."""
         self.busy = False
+        """True while a lease command is in progress. There is at most one."""
         self.asked_ms = 0
         """Wall-clock time of the last lease request, in ms."""
         self.is_scheduled = False
@@ -39,12 +40,12 @@ class GroupPump:
         self.asked_free_since_ms: int | None = None
         """Value of `free_since_ms` when the lease in progress was requested."""
         self.window = 1
-        """Number of messages to request at once.
+        """Maximum number of messages in a lease for a single consumer, or for credit that partitions share.
 
-        The window limits requests beyond one grant, and requests with credit that is shared with other partitions.
+        A fixed minimum is always allowed (`PartitionLeader._grants`, `PartitionLeader._share`).
 
         After each full lease, the window doubles. Otherwise it shrinks to the number of granted messages (slow start).
-        So partitions with few ready messages do not reserve credit that others could use."""
+        So partitions with few ready messages do not reserve credit that other partitions could use."""
 
     def sleep_no_more(self) -> None:
         """Cancel the timer."""

@@ -85,7 +85,7 @@ class LeaseWindow:
         heapq.heappush(self._waiting, (along_ms, next(self._order), call))
 
     def asked(self, now_ms: int) -> None:
-        """Note that a lease of scheduled messages was requested, and make the calls that were registered with
+        """Record that a lease of scheduled messages was requested at `now_ms`. Make the calls that were registered with
         `wait`."""
         if self._asked_ms != now_ms:
             self._asked_ms = now_ms

@@ -41,7 +41,9 @@ consumers."""
 RETRY_MS = 50
 """Pause after a refusal (overload, no settled leader), in ms."""
 FIRST_WINDOW = 256
-"""Minimum number of messages that each partition may request when a consumer's credit is shared."""
+"""If partitions share a consumer's credit: number of messages that each may request, even if its window is smaller.
+
+The partition's equal part of the free credit limits this number further."""
 UPKEEP_PAUSE_MS = 200
 """Minimum time in ms between two upkeeps. Each upkeep costs a commit batch, and every ack makes an upkeep due."""
 HUNGRY_MS: Final = 5000
@@ -50,8 +52,7 @@ RETURN_MS: Final = 10_000
 """Maximum time in ms after a failover in which a new subscriber is assumed to have been subscribed to the previous
 leader.
 
-If a message became due within this time before the failover, the missing leader has delayed it, not missing
-consumers."""
+So if a message became due within this time before the failover, the failover counts as the cause of its delay."""
 TOUCH_MS = 3_600_000
 """Longest interval in ms at which groups with consumers are marked as in use. If `group_ttl` is short, the interval is
 shorter."""
@@ -488,7 +489,9 @@ class PartitionLeader:
         return credit
 
     def _grants(self, pump: GroupPump) -> tuple[list[c.Grant], dict[Subscription, int]]:
-        """Grant messages round robin to the consumers with free credit, and reserve that credit."""
+        """Grant messages round robin to the consumers with free credit, and subtract the grants from that credit.
+
+        Return the grants, and the number of granted messages by subscription."""
         credit = self._with_credit(pump)
         waiting = deque(credit)
         most = SHARED_GRANT_MESSAGES if len(waiting) > 1 else FIXED.grant_messages
@@ -550,8 +553,9 @@ class PartitionLeader:
             subscription.notify_credit()
 
     def is_promoting(self, name: str) -> bool:
-        """Return whether the last lease could not rank all due messages of a group. The next lease ranks more of
-        them."""
+        """Return whether the last lease could not rank all due messages of a group in a ranked topic.
+
+        The next lease ranks more of them."""
         group = self.groups.get(name)
         return group is not None and group.is_promoting
 

@@ -36,7 +36,7 @@ FIRE_MOST: Final = 256
 FIRE_WORK: Final = 8192
 """Units of work charged for firing one schedule. Applying one byte of a batch costs one unit."""
 DONE_MOST: Final = 8
-"""Maximum number of ranges that a schedule remembers of occurrences that fired while the clock was ahead."""
+"""Maximum number of ranges in which a schedule records the occurrences that fired while the clock was ahead."""
 PAUSE_MS: Final = 20
 """Minimum time between two rounds, in ms.
 
@@ -142,7 +142,7 @@ class ScheduleFiring:
         """Fire as many schedules as one command may contain. Return their number."""
         now_ms, replica = self._clock.now_ms(), self._host.replica
         assert isinstance(replica, PartitionReplica)
-        # Schedules that cannot be planned stay due, and are read first. So read as many additional rows.
+        # Schedules that cannot be planned stay due, and are read first. So read one additional row for each of them.
         read = partial(_due, replica, now_ms, FIRE_MOST + len(self._unplannable))
         stored = await self._runner.ask(read, group=self._host.number, patient=False)
         fires = await trio.to_thread.run_sync(plan, stored, now_ms, self._unplannable, limiter=self._planning)
