@@ -43,7 +43,8 @@ MARKED_AHEAD_MS: Final = 60_000
 """Maximum time in ms by which a failure mark may be in the future. A mark with a later time was made by a wrong clock,
 and is replaced."""
 UNCHECKED_S: Final = 10.0
-"""Maximum time in s between two checks. After a longer time, it is unknown since when nodes have been missing."""
+"""Maximum time in s between two checks. If more time has passed, forget since when nodes have been missing: they may
+have been back in between."""
 
 _description = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
 """The attributes that a node itself reports. The record of the node and the command `RegisterNode` both have them."""
@@ -89,8 +90,8 @@ class ClusterController:
         self._not_before_s = 0.0
         """Time in s before which the metadata group is not handed over again. Set after a failed attempt."""
         self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
-        """Inputs of the last plan that needed no changes: (applied index, failed nodes, groups that may be
-        assigned)."""
+        """Inputs of the last plan that needed no changes: (applied index, result of `_lost`, groups for which
+        `_may_assign` is True)."""
 
     def settled(self, reports: Sequence[Report]) -> None:
         """Store reports of group leaders."""
@@ -98,7 +99,10 @@ class ClusterController:
             self._settled[group] = epoch, whole
 
     async def tend(self, metadata: RaftGroup) -> None:
-        """Do one round of the work: admit, register, mark and remove nodes, choose voters, and assign replicas.
+        """Do one round of the work.
+
+        Admit and register nodes, choose voters, mark failed nodes, raise the feature level, record reports, assign
+        replicas, and delete the records of removed nodes.
 
         Raise SandqError if something cannot be done now."""
         await self._joining.take_in(metadata)
@@ -169,7 +173,8 @@ class ClusterController:
         await _all(metadata, commands)
 
     async def _remove(self, metadata: RaftGroup) -> None:
-        """Delete the records of nodes that are being removed, as soon as nothing depends on these nodes."""
+        """Delete the record of each node that is being removed, once it holds no replica and has left the metadata
+        group."""
         view, members = self._view(metadata), metadata.members
         for node in list(view.nodes.values()):
             is_member = own_member(node.node_id, (*members.voters, *members.learners)) is not None
@@ -198,6 +203,7 @@ class ClusterController:
             await metadata.change_members(step)
         elif step is not None and trio.current_time() >= self._not_before_s:
             able = {node for node in step if self._health.may_lead(node)}
+            # `hand_over` returns the groups that this node still leads: none after a success.
             if await hand_over(lambda: [metadata], able):
                 self._not_before_s = trio.current_time() + RETRY_S
 
@@ -218,7 +224,8 @@ class ClusterController:
         await _all(metadata, [m.Settle(group, *report) for group, report in reports.items()])
 
     async def _plan(self, metadata: RaftGroup) -> None:
-        """If anything has changed since the last plan, plan and record new assignments of partitions."""
+        """Plan and record new assignments of partitions. Do nothing if the last plan had the same inputs and needed no
+        changes."""
         view = self._view(metadata)
         now_ms = self._now_ms()
         led = frozenset([group for group in view.partition_of_group if self._may_assign(group)])
@@ -259,7 +266,7 @@ class ClusterController:
 
 
 async def _all(metadata: RaftGroup, commands: Sequence[m.Command]) -> None:
-    """Commit these changes. Log each refused change; the next round plans again."""
+    """Commit these commands. If a command is refused, only log this: a later round repeats it if it is still needed."""
     for command, result in zip(commands, await answers_of([(metadata, c) for c in commands]), strict=True):
         if isinstance(result, SandqError):
             log.info("a change of metadata was refused", change=type(command).__name__, error=result.message)

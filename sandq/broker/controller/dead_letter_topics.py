@@ -18,9 +18,10 @@ TOPICS_NAMED: Final = 8
 
 
 def find_dead_letter_topic(view: MetadataView, name: str, record: dict[str, Any]) -> None:
-    """If the settings of a topic name a dead letter topic, add the target of the dead letters to the settings.
+    """If a topic has a dead letter topic, add the number and kind of the dead letter topic to the settings.
 
-    Raise InvalidSetting."""
+    `name`: name of the topic. `record`: its settings, changed in place (key `DEAD_LETTER`). Raise InvalidSetting if the
+    dead letters cannot or must not go there."""
     wanted = record.get(DEAD_LETTER_TOPIC)
     if wanted is None:
         return
@@ -43,7 +44,7 @@ def find_dead_letter_topic(view: MetadataView, name: str, record: dict[str, Any]
 
 
 def _dead_letter_topics(view: MetadataView, name: str) -> list[str]:
-    """Return the dead letter topic of a topic, that topic's dead letter topic, and so on."""
+    """Return the dead letter topic of a topic, that topic's dead letter topic, and so on, up to the end or a cycle."""
     found: list[str] = []
     while (topic := view.topics.get(name)) is not None and name not in found[:-1]:
         name = topic.settings.get(DEAD_LETTER_TOPIC, "")

@@ -18,7 +18,9 @@ log = structlog.get_logger("sandq.cluster")
 
 
 class Finalized(NamedTuple):
-    """The feature level before and after `finalize`."""
+    """The result of `finalize`: the feature level before, and the raised level.
+
+    After a dry run, `after` is the level to which the cluster could be raised."""
 
     before: int
     after: int
@@ -67,8 +69,8 @@ class FeatureLevel:
         """Return the highest level that every node supports.
 
         Two kinds of levels are used: the registered levels of a node, and the levels that the node reports on its link.
-        After a downgrade of the node, the reported levels are lower. If a member is not registered yet, return the
-        current level, because that member may support no higher level."""
+        After a downgrade of the node, the reported levels are lower. If a member of the metadata group is not
+        registered yet, return the current level, because that member may support no higher level."""
         view: MetadataView = metadata.status
         if self._unregistered(metadata):
             return view.feature_level

@@ -23,11 +23,12 @@ from sandq.model.members import node_of
 T = TypeVar("T")
 
 LEADERS_WAIT_S = 10.0
-"""Maximum time in s to wait until all partitions of a new topic have leaders, or until a given node leads a
-partition."""
+"""Maximum time in s to wait until this node has acted on a change, until all partitions of a topic have leaders, or
+until a given node leads a partition."""
 OTHERS_WAIT_S = 2.0
-"""Maximum time in s to wait until the other nodes have acted on a change. Then the request for the change is
-answered."""
+"""Maximum time in s to wait until the other nodes have acted on a change.
+
+After this time, the request is answered even if some nodes have not acted yet."""
 
 
 class MetadataChanges:
@@ -55,8 +56,10 @@ class MetadataChanges:
         return view
 
     def check_ready(self) -> None:
-        """Raise NotLeader if another node leads the metadata; Unavailable if a majority of its voters cannot be
-        reached."""
+        """Raise an error unless this node leads the metadata and is ready.
+
+        Raise Unavailable instead of NotLeader if this node can reach neither the leader nor a majority of the
+        voters."""
         try:
             self.metadata.check_ready()
         except NotLeader:
@@ -83,8 +86,9 @@ class MetadataChanges:
         return await self.run(change)
 
     async def commit(self, command: m.Command) -> Any:
-        """Commit a command, wait until the nodes have acted on the change, and return the result. Call this within
-        `run`."""
+        """Commit a command, and return its result. Call this within `run`.
+
+        Before returning, wait until the nodes have acted on the change, up to `LEADERS_WAIT_S` and `OTHERS_WAIT_S`."""
         result = await self.metadata.call(command)
         index = self.view.applied_index
         # The other members learn the commit index with the next message. Send a message now instead of at the next
@@ -97,7 +101,9 @@ class MetadataChanges:
         return result
 
     async def run(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Run a change from start to end, after all earlier changes, even if the caller is gone."""
+        """Run a change from start to end, after all earlier changes, even if the caller is gone.
+
+        Return the result of `change`, or raise its error."""
         answer: list[T | Exception] = []
         finished = trio.Event()
 
@@ -122,8 +128,8 @@ class MetadataChanges:
     async def _acquire(self) -> None:
         """Acquire the lock `_one`. If `check_ready` raises an error meanwhile, stop waiting and raise this error.
 
-        The previous change may wait until another node leads the metadata. Without the check, the caller would wait
-        just as long."""
+        The change that holds the lock may wait until another node leads the metadata. Without the check, the caller
+        would wait just as long."""
         lost: list[SandqError] = []
         is_held = False
 

@@ -1,7 +1,7 @@
 """Choose the learners and voters of the metadata group, one step at a time. This module does no I/O.
 
 - Every registered node becomes a learner. A learner that should vote becomes a voter when it has the whole log.
-- A learner whose node is being removed leaves the group.
+- A learner whose node can leave (`ClusterController._is_leaving`) leaves the group.
 - After these steps, surplus voters leave, unreachable voters first. The leader leaves last, after a hand-over.
 """
 
@@ -33,8 +33,8 @@ def next_members(
     If another node must lead first, return the set of nodes of which one must lead. If nothing can or must be done now,
     return None.
 
-    `caught_up`: learners that have the whole log. `up`: reachable nodes. `known`: nodes of `up` with their registered
-    store. `lost`: nodes that have failed for long. `leaving`: nodes that are being removed."""
+    `caught_up`: learners that have the whole log. `up`: reachable nodes. `known`: linked nodes that have their
+    registered store. `lost`: nodes that have failed for long. `leaving`: nodes of learners that can leave the group."""
     voters, learners = members
     voting = {node_of(voter) for voter in voters}
     wanted = next_voters(nodes, voting, VOTERS_MOST, lost)

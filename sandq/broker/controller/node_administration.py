@@ -77,8 +77,8 @@ class NodeAdministration:
     async def _remove(self, node: str) -> None:
         """Record that a node is being removed.
 
-        The node must hold no partitions, or have failed. When nothing depends on the node any more, its record is
-        deleted."""
+        The node must hold no partitions, or have failed. `ClusterController` later deletes the record of the node, once
+        the node holds no replica and has left the metadata group."""
 
         async def change() -> None:
             record = self._node(node)
@@ -121,11 +121,11 @@ class NodeAdministration:
         Return when the group has dropped the old replica, and the assignment of the new replica is recorded.
 
         Raise UnknownTopic, UnknownPartition; InvalidRequest if the node does not hold the partition, or holds its only
-        replica; Conflict if another replica is unreachable.
+        replica. Raise Conflict if the partition is being moved or has no leader, or if another replica is unreachable.
 
-        If the group does not drop the old replica in time, raise TimedOut; the old replica stays. If the second change
-        of the metadata fails, for example because this node stops leading, also raise TimedOut. The next metadata
-        leader then restores the number of replicas."""
+        If the group does not drop the old replica in time, raise TimedOut; the old replica stays. If the assignment of
+        the new replica cannot be recorded, for example because this node stops leading, also raise TimedOut. The next
+        metadata leader then restores the number of replicas."""
         topic, partition, node = request.topic, request.partition, request.node
         self._changes.check_ready()
 
@@ -168,7 +168,7 @@ class NodeAdministration:
     async def _until_dropped(self, group: int) -> Partition | None:
         """Wait until the group of a partition has only members that its assignment names. Return the partition.
 
-        Return None after the time limit (`DROP_WAIT_S`)."""
+        Return None after the time limit (`DROP_WAIT_S`), or if the partition no longer exists."""
         with trio.move_on_after(DROP_WAIT_S):
             while (found := self._changes.view.partition(group)) is not None and found.former:
                 await self._changes.metadata.changed()
@@ -176,8 +176,10 @@ class NodeAdministration:
         return None
 
     def _check_others(self, topic: str, partition: int, placed: Partition, node: str) -> None:
-        """Raise an error if the other replicas could not continue without a node's replica, or could not create a new
-        replica."""
+        """Raise an error if the replica on `node` must not be dropped now.
+
+        It may be dropped if there are other replicas, all of them are reachable, the group has a leader, and no move is
+        in progress."""
         if len(placed.nodes) == 1:
             raise InvalidRequest(f"{node} holds the only replica of partition {partition} of {topic!r}", topic=topic)
         if placed.moving or placed.former:

@@ -22,10 +22,11 @@ def next_step(
     up: Collection[str],
     able: Collection[str],
 ) -> Members | str | None:
-    """Return the next configuration of a group that `own` leads.
+    """Return the next configuration of a group that the member `own` leads.
 
-    If another member must lead first, return this member. If nothing can or must be done now, return None. `up`:
-    reachable nodes. `able`: nodes that may lead."""
+    If another member must lead first, return such a member. If nothing can or must be done now, return None. `wanted`:
+    members that the assignment names. `caught_up`: learners that have the whole log. `up`: reachable nodes. `able`:
+    nodes that may lead."""
     voters, learners = members
     extra = [learner for learner in learners if learner not in wanted]
     if extra:
@@ -58,7 +59,7 @@ def is_complete(wanted: Partition, members: Members) -> bool:
 
 
 def report_of(wanted: Partition, members: Members) -> bool | None:
-    """Return the report to the metadata leader about a committed configuration (`Report.whole`).
+    """Return the field `whole` of the report about a committed configuration (see `metadata.commands.Settle`).
 
     True: the group now has exactly the members of its new assignment. False: former members have left, but the
     assignment is not reached yet. None: there is nothing new to report."""

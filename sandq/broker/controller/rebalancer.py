@@ -63,6 +63,7 @@ class _Led:
     host: RaftGroup
     wanted: Partition
     since_s: float
+    """Time on trio's clock, in s, at which a check first found that this node leads the group."""
     preferred: str
     """The member that the assignment prefers as leader at `since_s`."""
     fresh_in: int | None = None
@@ -152,6 +153,7 @@ class Rebalancer:
     async def _ask(self, differing: Sequence[_Led]) -> None:
         """Bring the metadata here up to date, so that it is at least as recent as the metadata of these groups'
         previous leaders."""
+        # Read the terms before waiting. If a group gets a new term meanwhile, ask for this group again.
         terms = [(led, led.host.group.term) for led in differing]
         try:
             with trio.move_on_after(ANSWER_S) as within:
@@ -170,8 +172,8 @@ class Rebalancer:
     async def _move(self, differing: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
         """Do the next step of the move in each group that is ready for it.
 
-        If `most` groups have reachable learners, start no new replica in another group. Unreachable learners are not
-        counted, because they may stay for long."""
+        If at least `most` groups have reachable learners, start no new replica in another group. Unreachable learners
+        are not counted, because they may stay for long."""
         up = self._links.reachable()
         learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in differing)
         async for led in _yielding(differing):
@@ -260,6 +262,7 @@ class Rebalancer:
 
     async def _transfer(self, led: _Led, node: str) -> None:
         """Transfer a group to a node. After a failure, pause further attempts."""
+        # `hand_over` returns the groups that this node still leads: none after a success.
         if await hand_over(lambda: [led.host], {node}, HAND_OVER_S):
             log.info("a node that should lead has not taken over", group=led.host.number, to=node)
             led.not_before_s = trio.current_time() + RETRY_S
@@ -268,7 +271,7 @@ class Rebalancer:
 
 
 async def _yielding(items: Collection[T]) -> AsyncIterator[T]:
-    """Yield the items, and let other tasks run from time to time."""
+    """Yield the items, and let other tasks run once per `SLICE_GROUPS` items."""
     for at, item in enumerate(list(items)):
         if at % SLICE_GROUPS == SLICE_GROUPS - 1:
             await trio.lowlevel.checkpoint()

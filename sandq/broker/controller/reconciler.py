@@ -88,7 +88,9 @@ class Reconciler:
         """Topics by name, as of the last time that this node had acted on all metadata. None before the first time."""
 
     async def start(self, metadata: RaftGroup) -> None:
-        """Act on the metadata, now and after each change."""
+        """Act on the metadata now, and from then on after each change.
+
+        Return when each partition whose only voter is on this node is ready."""
         metadata.listen(on_status=lambda: self._changed.set())
         await self._follow()
         alone = [d.raft_group for d in self._catalog.by_group.values() if d.raft_group.group.is_only_voter]
@@ -96,7 +98,8 @@ class Reconciler:
         self._nursery.start_soon(self._keep_following)
 
     async def _keep_following(self) -> None:
-        """Act on the metadata after each change, until the storage has failed."""
+        """Act on the metadata after each change, until this node can no longer write. After an error of the storage,
+        try again."""
         while self._node_log.failed is None:
             await self._changed.wait()
             self._changed = trio.Event()

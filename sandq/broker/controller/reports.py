@@ -12,7 +12,7 @@ from sandq.protocol.peer import PeerFrame
 class Reports:
     """Sends reports to the metadata leader. A report may be lost; the caller sends it again later.
 
-    If this node itself leads the metadata, `changed` is set instead.
+    If this node itself leads the metadata, give the reports to its `ClusterController`, and set `changed`.
     """
 
     def __init__(self, node_log: NodeLog, links: PeerLinks, controller: ClusterController, changed: Signal) -> None:

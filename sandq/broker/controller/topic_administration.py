@@ -94,7 +94,8 @@ class TopicAdministration:
         return await self._changes.run(create)
 
     def _checked(self, request: TopicCreate) -> dict[str, Any]:
-        """Return the record of a new topic's settings. Raise an error if such a topic is not allowed."""
+        """Check a request for a new topic, and that this node can make changes now. Return the topic's settings as a
+        record."""
         self.placement.check_partitions(request.partitions)
         self._changes.check_ready()
         return parse_settings(request.settings, request.kind).record()

@@ -42,10 +42,10 @@ class TopicAttempts:
         return self._counted[1]
 
     async def until_ended(self, name: str) -> bool:
-        """Wait for the attempt in progress to create this topic. Return False if there is none.
+        """If an attempt to create this topic is in progress, wait for its end, and return True. Otherwise return False.
 
-        If the attempt failed, raise its error for all waiting requests. Otherwise these requests would start another
-        attempt, and wait as long again."""
+        If the attempt failed, raise its error in every waiting caller. Otherwise one caller would start the next
+        attempt, and the others would wait as long again."""
         attempt = self._attempts.get(name)
         if attempt is None:
             return False

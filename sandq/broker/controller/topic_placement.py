@@ -84,7 +84,7 @@ class TopicPlacement:
         return wanted
 
     async def place(self, partitions: int, replicas: int, topic: Topic | None = None) -> list[list[str]]:
-        """Return the nodes for each new partition.
+        """Choose `replicas` nodes for each of `partitions` new partitions. Return the nodes for each new partition.
 
         `topic`: the topic to which the partitions are added; None for a new topic. If `replicas` is more than `topic`
         has, the additional replicas of its existing partitions count in the check of the nodes' capacity. Raise
@@ -105,7 +105,8 @@ class TopicPlacement:
         return choice.added
 
     def _check_nodes(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Raise TooLarge if a node would hold more partitions than allowed. This happens only if all nodes are full.
+        """Raise TooLarge if a node would hold more partitions than allowed. This happens only if the free capacity of
+        all nodes together is too small.
 
         `before`, `after`: number of partitions on each node."""
         most = self._limits.partitions_per_node

@@ -1,6 +1,6 @@
 """Create topics from a backup.
 
-A topic is shut until all of its partitions are restored. Then it is opened.
+A topic is *shut*, and accepts no messages, until all of its partitions are restored. Then it is opened.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ log = structlog.get_logger("sandq.backup")
 
 
 class TopicRestores:
-    """Creates topics for a restore, and opens them when all their partitions are complete. Until then the topics are
-    *shut*.
+    """Creates shut topics for a restore, and opens each topic when all its partitions are complete.
 
     All methods raise the errors of `MetadataChanges`.
     """
