@@ -71,12 +71,14 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A task: call a function on the apply thread. `answered(value)` runs on the loop."""
+    """A query: a task that calls a function on the apply thread.
+
+    `answered` is called with the return value of `call`, on the event loop."""
 
     call: Callable[[], Any]
     answered: Callable[[Any], None]
     group: int | None = None
-    """The call runs after all tasks that were submitted earlier for this group.
+    """Group whose state the call reads: the call runs after all tasks that were submitted earlier for this group.
 
     None: the call runs after all earlier tasks of all groups. The rows that these tasks changed are handed to the
     stores before the call."""
@@ -88,21 +90,27 @@ class DigestView:
 
     group: int
     index: int
+    """Raft index of the entry."""
     number: int
+    """Number of the requested digest."""
     store: int
+    """Store of the replica."""
     rows: StoresSnapshot
+    """Snapshot of all stores of the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The outcome of a run, for the event loop: results as (group, index, results), and the status of each changed
-    group."""
+    """The outcome of a run, or of a part of it, for the event loop."""
 
     results: list[tuple[int, int, list[Any]]]
+    """(group, Raft index, results of the commands) of each entry whose results are wanted."""
     statuses: dict[int, Any]
+    """New status of each changed group."""
     answers: list[tuple[Callable[[Any], None], Any]]
+    """(`answered`, return value) of each query."""
     applied_bytes: int = 0
-    """Bytes of the handled entries. Entries that were discarded because their replica is shut are included."""
+    """Bytes of the commands that were applied, or discarded because their replica is shut."""
     views: Sequence[DigestView] = ()
     shut: Sequence[tuple[int, Replica]] = ()
     """Groups whose replicas on this node were shut in this run."""
@@ -110,7 +118,7 @@ class Published:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """The tasks that are run together, and their outcome."""
+    """The state of one call of `Applier._run`, and the outcome of its tasks that is not published yet."""
 
     began_s: float
     is_here: bool = False
@@ -128,6 +136,7 @@ class _Run:
     answers: list[tuple[Ask, Any]] = field(default_factory=list)
     views: list[DigestView] = field(default_factory=list)
     size: int = 0
+    """Bytes of commands that were applied or discarded, and are not published yet."""
 
 
 class Applier:
@@ -145,7 +154,7 @@ class Applier:
         self._stores = stores
         self._publish = publish
         self.steps = 0
-        """Number of completed steps. It shows a watchdog that the applier makes progress."""
+        """Counter that rises while tasks make progress. A watchdog reads it to detect a stall."""
         self._unwritten: dict[int, Replica] = {}
         """Replicas with changes that are not written yet, by group."""
         self._entries = self._bytes = 0
@@ -173,14 +182,14 @@ class Applier:
         return bool(runs) and runs[-1].group is not None
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
-        """Run the tasks in order, hand over rows if there are many, and publish the outcome."""
+        """Run the tasks in order, and publish the outcome. If many rows are changed, first hand them to the stores."""
         self._run(tasks, _Run(began_s=time.perf_counter()))
 
     def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
-        """Run the first tasks on a thread that must not wait. Stop before the first task that is large or needs the
-        disk.
+        """Run the first of these tasks on a thread that must not wait, and return their number.
 
-        Run at most `HERE_ENTRIES` tasks. Return the number of tasks that were run."""
+        Stop before the first task that is a query, is large, or needs the disk, and after `HERE_ENTRIES` tasks. If rows
+        must be written first, run no task."""
         run = _Run(began_s=time.perf_counter(), is_here=True)
         quick = takewhile(partial(self._is_quick, run), tasks)
         if self._must_write(self._unwritten.values()) or (first := next(quick, None)) is None:
@@ -200,7 +209,7 @@ class Applier:
             return False  # the apply thread will meet the same error, and shut the replica
 
     def _run(self, tasks: Iterable[Apply | Ask], run: _Run) -> None:
-        """Run tasks, and report their results.
+        """Run tasks, and publish their outcome.
 
         Calls may be nested: while an entry or a query yields, an inner call runs tasks of other groups. The time of the
         inner call is added to `yielded_s` of the outer call's run.
@@ -224,18 +233,20 @@ class Applier:
             self._runs[-1].yielded_s += time.perf_counter() - run.began_s
 
     def _answer(self, task: Ask, run: _Run) -> None:
-        """Run a query, and note its answer. A query of a group may yield like an entry."""
+        """Run a query, and record its answer. A query of a group may yield like an entry."""
         may_yield = task.group is not None and self._open_answers < PREEMPTED_MOST
         self._until_s = time.perf_counter() + SLICE_S if may_yield else math.inf
         if task.group is None:
             self.write()
         self._open_answers += 1
-        answer = task.call()  # if the query yields, earlier answers of this run may be published meanwhile
+        # Read `run.answers` after the call: if the query yields, the earlier answers are published, and the list is
+        # replaced.
+        answer = task.call()
         self._open_answers -= 1
         run.answers.append((task, answer))
 
     def _apply(self, task: Apply, run: _Run) -> None:
-        """Apply an entry, and note its results. If the entry fails, shut the replica."""
+        """Apply an entry, and record its results. If the entry fails, shut the replica."""
         self._until_s = math.inf if run.is_here else time.perf_counter() + SLICE_S
         size = len(task.command)
         run.entries += 1
@@ -243,8 +254,8 @@ class Applier:
         if task.replica.failure is not None:
             return
         run.group = task.group
-        # While this entry yields, other runs may write all replicas in `_unwritten`. So remove this half-applied
-        # replica.
+        # While this entry yields, other runs may write the rows of all replicas in `_unwritten`. So remove this
+        # replica, whose entry is half-applied.
         self._unwritten.pop(task.group, None)
         self._unfinished_bytes += size
         try:
@@ -286,7 +297,7 @@ class Applier:
     def _shut_replica(
         self, group: int, replica: Replica, step: Step, error: BaseException, *, index: int | None = None
     ) -> None:
-        """Shut one replica, and return it to the state of its rows. The other replicas continue.
+        """Shut one replica, and remove it from the changed replicas of all runs. The other replicas continue.
 
         If the error concerns the whole node (`STOPS_NODE`), raise the error and shut no replica."""
         if isinstance(error, STOPS_NODE):
@@ -342,7 +353,9 @@ class Applier:
         run.size, run.views = 0, []
 
     def rest(self) -> None:
-        """Write the remaining rows. The owner calls this function if no task has come for a moment."""
+        """Write the remaining rows. If replicas are shut, report them to the event loop.
+
+        The owner calls this function if no task has come for a moment."""
         self.write()
         if self._shut:
             shut, self._shut = self._shut, []

@@ -21,8 +21,9 @@ BEHIND: Final = object()
 class FairQueue(Generic[T]):
     """A queue of flows; the parameter `line` names the flow.
 
-    If flow A has a long queue, its delay for flow B is limited: as much work as B has queued, plus one item. An item
-    without a flow comes after all items that were added before, and before all items that are added later.
+    A long queue of flow A delays flow B only by a limited amount of work. Until the last item of B is taken, the work
+    taken from A is at most the work that B has queued, plus one item. An item without a flow comes after all items that
+    were added before, and before all items that are added later.
     """
 
     def __init__(self) -> None:
@@ -41,10 +42,12 @@ class FairQueue(Generic[T]):
         return len(self._items)
 
     def add(self, item: T, work: int, line: Hashable | None = None) -> None:
-        """Add an item to the end of its flow. `work`: cost of the item, above 0, in any unit."""
+        """Add an item to the end of the flow `line`. `work`: cost of the item, above 0, in any unit.
+
+        `line` may also be None (no flow) or `BEHIND`."""
         self.added += 1
         if line is None:
-            # All items that are added later get a mark of at least this one, and follow it by their number.
+            # All later items follow this item: their marks are not lower, and for equal marks the number decides.
             self._taken = mark = self._highest
         elif line is BEHIND:
             mark = self._highest

@@ -1,7 +1,7 @@
 """Track the SKIPs of a Raft group, and which of them this replica has followed (ADR 46).
 
-A SKIP is a log entry that orders all replicas to skip an earlier entry, because no replica can apply that entry. A
-replica follows a SKIP by skipping the entry.
+A SKIP is a log entry that orders all replicas to skip an earlier entry or some of its commands, because no replica can
+apply that entry. A replica follows a SKIP by applying the SKIP's replacement instead of the entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class FollowedSkips:
         self._is_proposed = False
         """True while a SKIP is proposed and its outcome is unknown."""
         self._followed: dict[int, int] = {}
-        """By index of a skipped entry: index of the SKIP that this replica followed."""
+        """By index of a skipped entry: index of the last SKIP of this entry that this replica followed."""
 
     def clear(self) -> None:
         """Forget all SKIPs, because the state of the replica was replaced."""
@@ -35,16 +35,17 @@ class FollowedSkips:
         group.propose_skip(skip, decided)
 
     def is_skipping(self, group: Group, index: int) -> bool:
-        """Return whether a SKIP is proposed, or is in the log for this entry and not followed by this replica yet.
+        """Return whether the caller must not propose a SKIP of this entry now.
 
-        If so, the caller must not propose a second SKIP of the entry. The second SKIP would be built without the first
-        SKIP. A replica that follows one of the two SKIPs would be shut when it meets the other SKIP."""
+        True if this replica has proposed a SKIP of any entry whose outcome is unknown. Also true if the log contains a
+        SKIP of this entry that this replica has not followed. The replacement of a second SKIP would not contain the
+        changes of the first SKIP. A replica that follows one of the two SKIPs would be shut at the other SKIP."""
         ats = [at for at, skip in group.journal.skips.items() if skip.index == index]
         return self._is_proposed or (bool(ats) and self._followed.get(index) != ats[-1])
 
     def follow(self, group: Group, index: int) -> None:
-        """Record that this replica applies an entry. If the group has decided to skip that entry, record the SKIP as
-        followed."""
+        """If a committed SKIP replaces this entry, record that the replica follows the SKIP. Call this when the replica
+        applies the entry."""
         if group.journal.skips and (at := _decided(group).get(index)) is not None:
             self._followed[index] = at
 

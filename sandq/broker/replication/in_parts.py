@@ -47,13 +47,13 @@ def submit_in_parts(
                 return
             for at, outcome in zip(left, result, strict=True):
                 if isinstance(outcome, Part):
-                    # The entry did a part of this nack. Its item keeps only the ranges of messages that are left.
+                    # The entry did only a part of this item: keep only the ranges of messages that are left.
                     lost[at] = lost.get(at, []) + (outcome.lost or [])
                     items[at] = (items[at][0], outcome.left, *items[at][2:])
                     outcome = NOT_YET
                 elif at in lost and not is_not_yet(outcome):
-                    # This is the last part of the item. `[]` means that the lease is gone: all remaining messages are
-                    # lost.
+                    # This is the last part of the item. The outcome `[]` means that the lease has ended: add all
+                    # remaining messages to the lost ones.
                     outcome = lost[at] + (items[at][1] if outcome == [] else outcome or []) or None
                 outcomes[at] = outcome
             rest = [at for at in left if is_not_yet(outcomes[at])]
@@ -77,5 +77,5 @@ def submit_in_parts(
 
 
 def is_not_yet(outcome: Any) -> bool:
-    """Return whether an item of a move or a nack must be submitted again."""
+    """Return whether an item of a move or a nack with this outcome must be submitted again."""
     return outcome == NOT_YET or (isinstance(outcome, Outcome) and outcome.word == NOT_YET)

@@ -1,8 +1,8 @@
 """Pass calls from worker threads to the event loop, in the order in which they were made.
 
 Trio's `run_sync_soon` does the same at a higher cost. Trio's function also supports signal handlers, so it needs a
-re-entrant lock, and a socket that is read until it is empty. The event loop may do a thread's work itself (`during`).
-The inbox also keeps the order of the calls that this work queues.
+re-entrant lock, and a socket that is read until it is empty. The event loop may also do the work of a worker thread
+itself (`during`): then the calls that this work queues keep their order, too.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Inbox:
     def during(self, work: Callable[[], T]) -> T:
         """Run `work` on the loop and return its result.
 
-        Calls that are queued while `work` runs are run after `work`, in the same iteration of the event loop. If a call
-        of this inbox called `during`, the queued calls run after that call has returned."""
+        All queued calls, also those that `work` queues, run after `work`, in the same iteration of the event loop. If a
+        call of this inbox called `during`, the queued calls run after that call has returned."""
         self._is_woken = True
         try:
             return work()

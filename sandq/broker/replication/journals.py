@@ -13,7 +13,8 @@ def open_journal(
 ) -> GroupJournal:
     """Return the log of a group.
 
-    `found`: the group as recovered from the WAL. `applied`: index of the last entry in its store. If the WAL is behind
+    `records`: list to which the log appends its new WAL records. `found`: the group as recovered from the WAL; None if
+    the WAL has no record of it. `applied`: index of the last entry applied in the group's store. If the WAL is behind
     the snapshot that the pointer names, the log starts after that snapshot. This is the case right after a snapshot was
     installed, and if the node crashed between writing the pointer and writing the WAL. Term and vote are kept in either
     case."""

@@ -67,7 +67,9 @@ class Lanes(Generic[T]):
                 return
 
     def others(self, goes_on: Callable[[], bool]) -> Iterator[T]:
-        """Yield items of the groups that have no item in progress. Called while an item in progress yields.
+        """While `goes_on()` returns true, yield items of the groups that have no item in progress.
+
+        Called while an item in progress yields its thread.
 
         Items without a group stay queued: they must run after all earlier items, and the item in progress is
         unfinished.

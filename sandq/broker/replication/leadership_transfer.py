@@ -19,7 +19,8 @@ RETRY_S: Final = 10.0
 async def hand_over(
     hosts: Callable[[], Iterable[RaftGroup]], nodes: Collection[str], within_s: float = HAND_OVER_S
 ) -> list[int]:
-    """For each group that this node leads, transfer leadership to a voter on one of `nodes`. Try for up to `within_s`.
+    """For each group that this node leads, transfer leadership to a voter on one of `nodes`. Stop after `within_s`
+    seconds.
 
     During that time, the groups accept no commands. Return the numbers of the groups that should have been transferred,
     but are still led by this node."""

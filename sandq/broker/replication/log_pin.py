@@ -12,13 +12,14 @@ from typing import Final
 from sandq.raft import GroupJournal
 
 PIN_BYTES: Final = 64 << 20
-"""Budget of the first snapshot, in bytes of commands."""
+"""Budget of the first attempt to send a snapshot to a member, in bytes of commands."""
 PIN_BYTES_MOST: Final = 256 << 20
-"""Maximum budget of a snapshot, in bytes of commands. Each failed attempt doubles the budget, up to this maximum."""
+"""Maximum budget of an attempt, in bytes of commands. Each failed attempt doubles the budget, up to this maximum."""
 
 
 def pin_bytes(outrun: int) -> int:
-    """Return the budget of a snapshot in bytes. `outrun`: number of earlier attempts that exceeded their budgets."""
+    """Return the budget of the next attempt in bytes. `outrun`: number of attempts that have failed one after the
+    other."""
     return min(PIN_BYTES << outrun, PIN_BYTES_MOST)
 
 
@@ -35,7 +36,8 @@ class LogPin:
         self._on_lost = on_lost
 
     def needed_from(self, journal: GroupJournal, match_index: int) -> int | None:
-        """Return the index of the first entry that the log must keep; None once the claim is lost.
+        """Return the index of the first entry that the log must keep; None once the claim is lost. If the claim exceeds
+        its budget, give it up.
 
         `match_index`: index of the last entry that the member has received from the log. The member does not need
         earlier entries."""

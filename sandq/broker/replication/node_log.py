@@ -72,6 +72,7 @@ If the node has many groups, each group keeps less than `KEPT_BYTES`."""
 ENTRY_BYTES = 120
 """Approximate memory of a log entry in addition to its command, in bytes."""
 PRODUCER_BYTES = 400
+"""Approximate memory of a known producer, in bytes."""
 LAG_WAL_BYTES = 512 << 20
 """Bytes of WAL segments that the tail of one log may keep from deletion.
 
@@ -79,6 +80,7 @@ If the tail keeps more, the log is cut even if members need the entries."""
 SWEEP_ROWS = 500
 SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
+"""Key above all rows of all stores."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -238,7 +240,7 @@ class NodeLog:
         replica = host.replica
         assert isinstance(replica, MetadataReplica)
         for command, position, _ in host.group.journal:
-            # Check now: when the entry is applied, this node may already serve clients.
+            # Check the unapplied entries now, before this node serves clients: they are applied later.
             if position > replica.applied_index and command[0] == REGULAR:
                 _check_known(replica, command[1:])
         return host
@@ -267,7 +269,7 @@ class NodeLog:
         )
 
     def open_partition(self, topic: Topic, partition: int) -> RaftGroup:
-        """Run the local replica of a partition. The replica must be installed."""
+        """Open the local replica of a partition, and return its group. The replica must be installed."""
         group, settings = topic.partitions[partition].group, topic.first_settings
         return self._open(
             group,
@@ -302,7 +304,7 @@ class NodeLog:
             raise Corruption(f"raft group {number} has applied entry {applied}, and the WAL holds none of its entries")
         journal = open_journal(self.group_commit.records, pointer, found, applied)
         if replica.failure is not None:
-            # If the rows are unreadable, their applied index may be unreadable, too.
+            # If the rows are unreadable, their applied index may be unreadable, too, and then is 0.
             applied = max(applied, journal.first_index)
         host = RaftGroup(
             number=number,
@@ -339,7 +341,7 @@ class NodeLog:
         self._loads.pop(number, None)
 
     def _readers(self) -> list[LookAhead]:
-        """Return the cursors of the groups of all partitions (apply thread)."""
+        """Return the look-aheads of all consumer groups of all partitions (apply thread)."""
         replicas = [host.replica for host in list(self.hosts.values())]
         partitions = [one for one in replicas if isinstance(one, PartitionReplica) and one.failure is None]
         return [reader for partition in partitions for reader in partition.machine.groups.readers()]
@@ -358,7 +360,9 @@ class NodeLog:
             raise Unavailable(f"group {host.number} no longer runs here")
 
     def load(self, number: int, store: int) -> tuple[Replica, Any]:
-        """Return the replica that a store contains, and its status (apply thread)."""
+        """Load the replica of group `number` from a store. Return the replica and its status (apply thread).
+
+        Raise Unavailable if this node no longer runs the group."""
         load = self._loads.get(number)
         if load is None:
             raise Unavailable(f"group {number} no longer runs here")
@@ -382,8 +386,8 @@ class NodeLog:
         self.group_commit.remove(host.group, keeps_log=True)
 
     def reopen(self, host: RaftGroup, replica: Replica, status: Any) -> None:
-        """Continue a suspended group with a loaded replica (between commit batches). The group's pointer names its
-        store."""
+        """Continue a suspended group with a loaded replica (between commit batches). The group's pointer must already
+        name the store of this replica."""
         pointer = self.pointers.get(host.number)
         if self.hosts.get(host.number) is not host or pointer is None:
             return  # its topic was deleted in the meantime
@@ -454,7 +458,8 @@ class NodeLog:
         self.wal.commit(records)
 
     def synced(self) -> list[Apply]:
-        """Record that the records of the commit batch are on disk. Return the tasks to apply.
+        """Record that the records of the commit batch are on disk. Return the tasks to apply. Notify the groups that
+        this node has started or stopped leading.
 
         After this call, the messages of `group_commit.take_outgoing` may be sent."""
         tasks = self._tasks(self.group_commit.synced())
@@ -595,9 +600,11 @@ class NodeLog:
         return {number: host.replica.applied_index for number, host in list(self.hosts.items())}
 
     def truncate(self, flushed: dict[int, int]) -> None:
-        """Cut the logs below these indices. The stores hold all earlier entries durably."""
-        # Entries that came during the flush count towards the next checkpoint. So set the mark to the time before the
-        # flush.
+        """Cut each log below its index in `flushed`, but keep entries that members or readers need, within limits.
+
+        The stores durably contain the changes of all entries up to these indices."""
+        # Records that were written during the flush count towards the next checkpoint. So the mark is the end of the
+        # WAL before the flush.
         self._checkpoint_mark = self._applied_mark
         hosts = {self.hosts[number]: applied for number, applied in flushed.items() if number in self.hosts}
         kept_bytes = min(KEPT_BYTES, int(KEPT_SHARE * self._logs.share_bytes) // max(len(self.hosts), 1))
@@ -641,12 +648,12 @@ class NodeLog:
     def release(self) -> dict[int, int]:
         """Remove WAL segments that are no longer needed. Call on the WAL thread.
 
-        Return the groups whose tails keep more than `PINNED_SEGMENTS` segments, and the number of segments by group."""
+        Return the number of kept segments for each group whose tail keeps more than `PINNED_SEGMENTS` segments."""
         self.wal.release({n: host.group.journal.first_index for n, host in list(self.hosts.items())})
         return {number: segments for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS}
 
     def copy_tails(self, pinning: Mapping[int, int]) -> bool:
-        """Append the short tails of these groups to the WAL again. `pinning`: kept segments by group.
+        """Append the short tails of these groups to the WAL again. `pinning`: number of kept segments by group.
 
         Return True if a tail was appended. Then the caller runs a commit batch, and calls `release` again.
 

@@ -46,7 +46,7 @@ applied."""
 
 
 class Stalled(Unavailable):
-    """The log or the state of this node is stalled for now. Nothing was done."""
+    """The log or the state of this node is stalled for now. The request was not executed."""
 
 
 class Confirmation:
@@ -131,11 +131,12 @@ class RaftGroup:
         self._listeners = _Listeners()
         self._was_ready = self._was_route = False
         self._leaving = False
-        self._readers: list[trio.Event] = []
+        self._change_waiters: list[trio.Event] = []
         """Events of the tasks that wait in `changed`."""
         self._changers: set[trio.Event] = set()
-        """Member changes and SKIPs whose outcome is unknown."""
+        """Events of the tasks that wait for the outcome of a member change or a SKIP."""
         self.failed: StorageFailed | None = None
+        """Error after which this node cannot write any more; None before."""
         self.pins: dict[str, LogPin] = {}
         """Claims on the log, by member that is receiving a snapshot. The member will need the entries after the
         snapshot."""
@@ -189,6 +190,8 @@ class RaftGroup:
     @property
     def ready(self) -> bool:
         """True if this node leads the group and has applied everything that earlier leaders acknowledged.
+
+        False while the group is stalled or its replica is shut.
 
         If the node cannot write any more, only groups without other voters stay ready: no other node could answer their
         reads."""
@@ -245,7 +248,7 @@ class RaftGroup:
         self._group_commit.mark(self.group)
 
     def stop_leaving(self) -> None:
-        """Accept commands again, because no member has taken over."""
+        """Accept commands again, because the attempt to transfer leadership has ended."""
         self._leaving = False
 
     async def change_members(self, members: Members) -> None:
@@ -268,8 +271,8 @@ class RaftGroup:
         return self._skips.is_skipping(self.group, index)
 
     async def _propose_own(self, propose: Callable[[Proposed], None]) -> None:
-        """Propose a member change or a SKIP, and wait for its outcome. A leader whose replica is shut may do so,
-        too."""
+        """Call `propose` for a member change or a SKIP, and wait for the outcome. A leader whose replica is shut may do
+        so, too."""
         if not self.is_shut_leader:
             self.check_ready()
         if self.failed is not None:
@@ -325,8 +328,8 @@ class RaftGroup:
 
     def notify_changed(self) -> None:
         """Wake the tasks that wait in `changed`. If `ready` or the route has changed, notify the listeners."""
-        readers, self._readers = self._readers, []
-        for changed in readers:
+        waiters, self._change_waiters = self._change_waiters, []
+        for changed in waiters:
             changed.set()
         ready = self.ready and self._closed is None
         route = ready or self.is_shut_leader
@@ -505,9 +508,9 @@ class RaftGroup:
         return age_s
 
     async def changed(self) -> None:
-        """Wait until this node has applied an entry, or has started or stopped leading."""
+        """Wait until this node has applied an entry or changed its role, or the group was shut, stalled or closed."""
         changed = trio.Event()
-        self._readers.append(changed)
+        self._change_waiters.append(changed)
         await changed.wait()
 
     def replace(self, replica: Replica, status: Any) -> None:

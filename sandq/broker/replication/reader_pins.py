@@ -15,7 +15,7 @@ from sandq.model.errors import Overloaded
 from sandq.raft import GroupJournal
 
 READER_BYTES: Final = 64 << 20
-"""Maximum bytes of commands that the log of a group keeps for readers.
+"""Budget of a reader: maximum bytes of commands that the log of a group keeps for it.
 
 All logs of a node share a part of its memory (`NodeLog`). If the logs exceed that part, the largest logs are cut, even
 if a reader needs them."""

@@ -391,10 +391,10 @@ class PartitionReplica:
         return [(prefix + start, prefix + stop) for start, stop in self.machine.log.garbage.take()]
 
     def held_by(self, group: str, consumer: str, known: set[int], epoch: int = 0) -> Iterator[Delivery]:
-        """Yield the live leases of a consumer that are missing in `known`: the push of such a lease was lost.
+        """Yield the live leases of a consumer whose tokens are missing in `known`, because their pushes were lost.
 
-        The leases are read one by one. `epoch`: yield only leases that were granted at this epoch. 0: yield only leases
-        without an epoch. A process with an epoch and a process without an epoch never share leases."""
+        Each lease is read when it is yielded. `epoch`: yield only leases that were granted at this epoch. 0: yield only
+        leases without an epoch. A process with an epoch and a process without an epoch never share leases."""
         for lease in self.machine.leases.live_of(group, consumer):
             if lease.token not in known and epoch == lease.epoch:
                 yield self._delivery(lease, repeated=True)
@@ -414,8 +414,9 @@ class PartitionReplica:
     def values(self, keys: Sequence[bytes], max_bytes: int, now_ms: int = 0) -> list[bytes | None]:
         """Return the rows of these keys in a compacted topic; None for a key without a value (apply thread).
 
-        Stop after the key with which the rows reach `max_bytes`. An expired value counts as missing. Expiry is checked
-        at the time of the last entry, or at `now_ms` if `now_ms` is later."""
+        Stop after the key with which the rows reach `max_bytes`: then the list may be shorter than `keys`. An expired
+        value counts as missing. Expiry is checked at the time of the last entry, or at `now_ms` if `now_ms` is
+        later."""
         table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0
@@ -500,7 +501,7 @@ class MetadataReplica:
         self._rows_index = self.state.applied_index
         """Raft index of the last entry whose changes are in the rows."""
         self._entry: metadata_commands.Entry | None = None
-        """The entry that is being applied."""
+        """The entry that is being applied or was applied last; None if that entry has no commands."""
         self._undrained: list[tuple[int, metadata_commands.Entry]] = []
         """Entries whose changes are not in the rows yet. These entries are few and small."""
 
@@ -588,8 +589,8 @@ class MetadataReplica:
         self._entry = entry = metadata_commands.Entry.decode(command)
         self.check(entry)
         results = self.state.apply(index, entry, self._put)
-        # Encode the state before the results are published. If encoding fails, the group may skip the entry and assign
-        # its numbers again. So clients must not see these numbers before the state is encoded.
+        # Encode the state before the results are published. If encoding fails, the group may skip the entry, and assign
+        # the same numbers (of Raft groups, for example) again. So no client may see these numbers before.
         self.state.write_state(self._put)
         self._undrained.append((index, entry))
         return results
@@ -665,7 +666,7 @@ class MetadataView:
     nodes: dict[str, NodeRecord]
     removed: dict[str, RemovedNode]
     balanced: tuple[str, ...]
-    """Nodes over which the partitions are spread evenly."""
+    """Nodes over which the controller last spread the partitions evenly; empty while it moves partitions."""
     partition_of_group: dict[int, tuple[str, int]]
     """Topic and partition, by Raft group."""
     feature_level: int

@@ -29,6 +29,7 @@ class Request:
     work: int
     """Cost of applying the command: the size in bytes of a batch of messages that costs the same."""
     messages: int
+    """Number of messages that the command creates or changes, for the limit `entry_messages` of an entry."""
     done: Done
 
 
@@ -56,8 +57,8 @@ class Requests:
         """Requests of each proposed entry until its outcome is known, by the number that `propose` returned."""
         self.committed: dict[int, list[Request]] = {}
         """Requests of each entry that is committed and not applied yet, by the entry's Raft index."""
-        self._waiting_bytes = 0
-        """Bytes of all requests that are not answered."""
+        self._pending_bytes = 0
+        """Bytes of all requests of the group that are not answered."""
         self.unapplied_bytes = 0
         """Bytes of requests that are proposed and not answered."""
         self.unapplied_work = 0
@@ -68,7 +69,8 @@ class Requests:
         """Number of proposed entries, commit index, and number of added requests at the time of the last `expire`."""
 
     def check_capacity(self, size: int) -> None:
-        """Raise Overloaded if a request of this size exceeds the backlog of the node or the share of the group."""
+        """Raise Overloaded if a request of this size exceeds the limit of the node's backlog, or the group's share of
+        it."""
         # If nothing else is pending, accept a request of any size: otherwise a very large request could never be sent.
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
@@ -76,16 +78,16 @@ class Requests:
                 f"{backlog.bytes} bytes wait to be stored here (limit {backlog.limit_bytes}); send again in a moment"
             )
         own_limit_bytes = int(BACKLOG_SHARE * backlog.limit_bytes)
-        if self._waiting_bytes + size > own_limit_bytes and self._waiting_bytes:
+        if self._pending_bytes + size > own_limit_bytes and self._pending_bytes:
             raise Overloaded(
-                f"{self._waiting_bytes} bytes wait to be stored in {self._what} (limit {own_limit_bytes}); "
+                f"{self._pending_bytes} bytes wait to be stored in {self._what} (limit {own_limit_bytes}); "
                 "send again in a moment"
             )
 
     def add(self, request: Request, line: Hashable | None) -> None:
         """Queue a request. `line`: see `FairQueue.add`."""
         self._backlog.bytes += request.size
-        self._waiting_bytes += request.size
+        self._pending_bytes += request.size
         # Limit the work that the queue counts for one request. Otherwise a very large request would have to wait until
         # every other flow has done the same amount of work.
         self.waiting.add(request, min(request.work, self._limits.entry_bytes), line)
@@ -93,7 +95,8 @@ class Requests:
     def take_entry(self) -> list[Request]:
         """Remove and return the requests of the next entry. If requests wait, return at least one.
 
-        Their number is limited by `entry_bytes` and `entry_messages`."""
+        If there are several, their total work is at most `entry_bytes`, and they have at most `entry_messages`
+        messages."""
         requests: list[Request] = []
         work = messages = 0
         while self.waiting:
@@ -156,14 +159,14 @@ class Requests:
     def answer(self, request: Request, result: Any) -> None:
         """Answer a request and stop counting its bytes."""
         self._backlog.bytes -= request.size
-        self._waiting_bytes -= request.size
+        self._pending_bytes -= request.size
         if request.command is None:
             self.unapplied_bytes -= request.size
             self.unapplied_work -= request.work
         request.done(result)
 
-    def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
-        """Answer the requests of all these entries with `error`."""
-        for requests in list(waiting.values()):
+    def _drop(self, by_entry: dict[int, list[Request]], error: SandqError) -> None:
+        """Answer the requests of all these entries with `error`, and empty the dict."""
+        for requests in list(by_entry.values()):
             self.answer_all(requests, error)
-        waiting.clear()
+        by_entry.clear()

@@ -45,9 +45,9 @@ CHECKPOINT_CHECK_S = 1.0
 CHECKPOINT_PAUSE_S = 0.1
 """Minimum number of seconds between two checkpoints."""
 CHECKPOINT_ENTRIES = 50_000
-"""Number of log entries after which a checkpoint is due.
+"""Number of log entries in memory at which a checkpoint is due.
 
-Log entries are kept in memory, where a small entry takes more space than on disk."""
+In memory, a small entry takes more space than on disk."""
 
 
 class Runner:
@@ -82,8 +82,9 @@ class Runner:
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
         self._asking: set[_Reply[Any]] = set()
+        """Replies of pending calls to the apply thread that keep waiting if that thread stalls."""
         self._impatient: set[_Reply[Any]] = set()
-        """Pending calls of clients to the apply thread. These calls fail if that thread stalls."""
+        """Replies of pending calls to the apply thread, for clients. These calls fail if that thread stalls."""
         self.log_full: str | None = None
         """Error message while the disk is full and the log cannot be written. Pending writes continue once there is
         space."""
@@ -92,6 +93,7 @@ class Runner:
         """Records of a commit batch that could not be written."""
         self._is_over = False
         self._between: list[tuple[Callable[[], None], _Reply[Any]]] = []
+        """Calls to run before the next commit batch begins, and their replies (see `between_batches`)."""
         self._apply: FairWorker[Apply | Ask] = FairWorker(
             "sandq-apply",
             self._run_applier,
@@ -334,7 +336,8 @@ class Runner:
     async def until_short(self) -> None:
         """Wait while many groups must be ticked.
 
-        Background tasks call this function before they add groups, which would delay the answers to clients."""
+        Background tasks call this function before they add groups. The additional groups would delay the answers to
+        clients."""
         while self.node_log.group_commit.is_long and self.node_log.failed is None:
             self._wakeup.set()
             await self._ticked.wait()

@@ -87,7 +87,9 @@ class ApplyFailure:
     group: int
     step: Step
     index: int | None
-    """Raft index of the entry that failed; None if the rows could not be read."""
+    """Raft index of the entry that failed.
+
+    None if the changes of all applied entries were already in the rows, for example when the replica was loaded."""
     rows_index: int
     """Raft index of the last entry whose changes are in the rows."""
     error: str
@@ -186,7 +188,9 @@ def _shown(value: Any) -> str:
 
 
 def described(command_list: Sequence[Any], failed: int | None) -> str:
-    """Return the classes of an entry's commands, and all fields of the failed command."""
+    """Return how many commands of each class an entry has, and all fields of the failed command.
+
+    `failed`: position of the failed command; None if it is not known."""
     counts = Counter([type(command).__name__ for command in command_list])
     text = ", ".join([f"{count} {name}" for name, count in counts.items()])
     if failed is not None and failed < len(command_list):

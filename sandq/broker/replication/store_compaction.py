@@ -26,7 +26,7 @@ REST_BYTES = 1 << 20
 
 For a partition with more than twice as many live bytes, the limit is half of its live bytes."""
 MOST_BYTES = 1 << 30
-"""Size in bytes above which a partition is compacted only by LevelDB itself, or because of `COMPACT_ROWS`.
+"""Bytes of live and deleted rows above which a partition is compacted only by LevelDB, or because of `COMPACT_ROWS`.
 
 Otherwise the compaction of a large partition would occupy the maintenance thread for a long time."""
 
@@ -44,7 +44,8 @@ class StoreSweeper:
         self._nursery.start_soon(self.sweep)
 
     async def sweep(self) -> None:
-        """Sweep all stores once."""
+        """Delete all rows of stores that no pointer names, and compact the key range of each store that is then
+        empty."""
         start: bytes | None = self._node_log.SWEEP_START
         with suppress(StorageFailed):
             while start is not None:

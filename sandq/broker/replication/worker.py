@@ -21,13 +21,13 @@ SLICE_ITEMS = 128
 REST_S = 0.02
 """Seconds without new items after which a `FairWorker` calls `rest`, which does the deferred work."""
 SLICE_S = 0.004
-"""Duration of a time slice in s. At the end of a slice, newly queued items are sorted into the queues of their groups.
+"""Maximum duration of a time slice in s. Before each slice, new items are sorted into the queues of their groups.
 
 The results of the items do not depend on this value."""
 
 
 class Worker(Generic[T]):
-    """Call `handle(items)` with all queued items, on a thread of its own.
+    """Call `handle(items)` with batches of the queued items, on a thread of its own.
 
     A hand-over to a dedicated thread costs 3 to 4 us; trio's thread pool takes 50 to 80 us.
 
@@ -121,8 +121,8 @@ class FairWorker(Worker[T]):
 
     The submitter is a single thread. While the worker's thread is idle, the submitter may run items itself
     (`run_here`). A lock is held while an item or `rest` runs. The worker's thread waits for the lock; the submitter
-    never waits. `run_here` runs items only if the worker's thread has still to call `rest`. So `rest` also does the
-    work that these items defer.
+    never waits. `run_here` runs items only if the worker's thread is going to call `rest` later. So `rest` also does
+    the work that these items defer.
     """
 
     def __init__(
@@ -136,16 +136,17 @@ class FairWorker(Worker[T]):
     ) -> None:
         """Create the worker.
 
-        `lane_of(item)`: the group of an item. `handle_here(items)`: handle the first of these items on a thread that
-        must not wait, and return their number."""
+        `lane_of(item)`: the group of an item; None: see `Lanes.add`. `handle_here(items)`: handle as many of the first
+        items as is possible without waiting, and return their number."""
         self._lanes: Lanes[T] = Lanes()
         self._lane_of = lane_of
         self._rest = rest
         self._handle_here = handle_here
         self._owned = threading.Lock()
         self._is_broken = False
-        """True while an item or `rest` runs, and forever after one has raised an error: then nothing else may run."""
+        """True while an item or `rest` runs. If one of them raises, it stays True, and nothing else may run."""
         self._is_rested = True
+        """True if the worker's thread has called `rest` after its last time slice."""
         self._submitted = 0
         """Number of items that were queued. Only the submitter writes this number."""
         self._taken = self._done = 0
@@ -166,7 +167,7 @@ class FairWorker(Worker[T]):
         """Run the first of these items on the calling thread, which must be the submitter. Return their number.
 
         If queued items are not done, or `rest` was already called, run no items. The caller submits the remaining
-        items."""
+        items. If an item raises, stop the worker, and return the number of all items."""
         # If all items are done now, no other item can come in the meantime: only the caller submits items.
         if self._is_rested or self._done != self._submitted or not self._owned.acquire(blocking=False):
             return 0
