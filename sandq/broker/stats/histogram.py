@@ -16,8 +16,10 @@ COUNTS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 
 
 class Histogram:
-    """Counts of values by bucket. As in Prometheus, each bucket has an inclusive upper bound; the counts are not
-    cumulative."""
+    """Counts of values by bucket, and the sum of the values.
+
+    Each bucket has an inclusive upper bound, as in Prometheus. Unlike in Prometheus, a count covers only its own
+    bucket, not the lower buckets."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -26,6 +28,7 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         """Number of values by bucket. The last bucket is for values above all bounds."""
         self.total = 0.0
+        """Sum of all values."""
 
     def observe(self, value: float, weight: int = 1) -> None:
         """Count a value `weight` times."""
@@ -33,6 +36,6 @@ class Histogram:
         self.total += value * weight
 
     def add(self, other: Histogram) -> None:
-        """Add the counts of a histogram with the same bounds."""
+        """Add the counts and the sum of another histogram, which must have the same bounds."""
         self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
         self.total += other.total

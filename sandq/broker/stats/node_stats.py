@@ -1,7 +1,7 @@
 """Statistics about a node's own work, as plain numbers. `server/metrics/metrics.py` exports these numbers.
 
-Only one thread writes each number. To be cheap, each batch, lease or commit batch is counted at once, not message by
-message.
+Only one thread writes each number. To be cheap, the messages of a batch, lease or commit batch are counted together,
+not one by one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class NodeStats:
         self.stalls = Histogram(SECONDS)
         """Delays in s with which the event loop ran a due task."""
         self.attempts = Histogram(ATTEMPTS)
+        """Attempt number of each message that was sent to a consumer: 1 for the first attempt."""
         self.round_trips = Histogram(SECONDS)
         """Round-trip times in s of gossip probes to other members."""
         self.lease_window_s = 0.0
@@ -42,14 +43,14 @@ class NodeStats:
         """Number of messages that were sent before their delivery time."""
 
     def applied(self, entries: int, apply_s: float) -> None:
-        """Count a run of the apply thread."""
+        """Count a run of the apply thread that took `apply_s` seconds, unless it applied no entry."""
         if entries:
             self.apply.observe(apply_s)
             self.apply_entries.observe(entries)
 
 
 class TopicStats:
-    """Counts of a topic's deliveries. Stored and settled messages are counted elsewhere (`Status.counted`)."""
+    """Counts of a topic's deliveries by this node. `Status.counted` counts the stored and the settled messages."""
 
     def __init__(self, node: NodeStats) -> None:
         self._node = node
@@ -58,6 +59,7 @@ class TopicStats:
         self.redelivered = 0
         """Number of sent messages that had been leased before."""
         self.lateness = Histogram(LATENESS)
+        """Lateness in s of the first delivery of each message."""
         self.slo_deliveries = 0
         """Number of first deliveries of messages that became due while a consumer had free credit."""
         self.slo_late = 0
@@ -66,8 +68,8 @@ class TopicStats:
     def delivered(self, delivery: Delivery, now_s: float, free_since_ms: int | None = None) -> None:
         """Count a lease that is being sent at `now_s` of the guarded clock (epoch seconds).
 
-        `free_since_ms`: time since which a consumer has always had free credit. Messages that became due before that
-        time had to wait for a consumer, so they do not count for the objective. None: no message counts for the
+        `free_since_ms`: wall-clock time in ms since which a consumer has always had free credit. Messages that became
+        due earlier had to wait for a consumer, so they do not count for the objective. None: no message counts for the
         objective."""
         self.sent += delivery.count
         now_ms = now_s * 1000
@@ -105,7 +107,10 @@ class TopicStats:
                 self.slo_late += count
 
     def _observe_for_slo(self, column: bytes, count: int, now_ms: float, free_since_ms: int) -> None:
-        """Count a column of messages. Messages that became due at `free_since_ms` or later count for the objective."""
+        """Count the lateness of a column of messages.
+
+        The messages that became due at `free_since_ms` or later also count for the objective. The caller ensures that
+        there is at least one."""
         node = self._node
         # The column is ordered by delivery time: messages from position `start` on count for the objective.
         start = 0 if _ms_at(column, 0) >= free_since_ms else _first_from(column, free_since_ms, 0, count)
@@ -124,7 +129,8 @@ class TopicStats:
 def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Histogram, *others: Histogram) -> None:
     """Count the lateness of a column's messages from position `start` on. Find the buckets by binary search.
 
-    The `others` get the same counts, and must have the same bounds."""
+    The `others` get the same counts, and must have the same bounds. The sums (`Histogram.total`) are not always
+    updated: histograms of lateness are exported without a sum."""
     first_s = (now_ms - _ms_at(column, start)) / 1000
     last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
     if first_s == last_s:
@@ -158,7 +164,7 @@ def _first_from(column: bytes, at_ms: float, start: int, count: int) -> int:
 
 
 def _after(column: bytes, now_ms: float, count: int) -> int:
-    """Return how many messages of a piece are due after `now_ms`."""
+    """Return how many messages of a piece are due after `now_ms`. The last message must be one of them."""
     if len(column) == offsets.OFFSET_BYTES:
         return count
     return sum(_ms_at(column, at) > now_ms for at in range(count))

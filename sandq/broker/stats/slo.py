@@ -50,8 +50,8 @@ class LatenessSlo:
                     self._take()
                     if self._book.changed and not self._is_writing and trio.current_time() - wrote_s >= WRITE_S:
                         wrote_s = trio.current_time()
-                        # Write in a separate task. So deliveries are counted in the right minute even if the disk
-                        # hangs.
+                        # Write in a separate task: even if the disk hangs, this loop must count deliveries in the
+                        # right minute.
                         nursery.start_soon(self._write)
         finally:
             self._take()
@@ -73,7 +73,7 @@ class LatenessSlo:
             log.warning("lateness counts could not be saved", error=str(error))
 
     def _replace(self, data: bytes) -> None:
-        """Write the file. Runs on a thread."""
+        """Replace the content of the file by `data`. Blocks on the disk, so it runs on a thread of trio's pool."""
         self._is_writing = True
         try:
             self._files.replace(NAME, data)
@@ -81,7 +81,7 @@ class LatenessSlo:
             self._is_writing = False
 
     def reply(self) -> dict[str, Any]:
-        """Return this node's reply to the request SLO, without the part about topics."""
+        """Return this node's reply to a request of the type SLO, without the part about topics."""
         self._take()
         now_ms, status = self._clock.now_ms(), self._clock.status()
         windows = [(over_ms, self._book.over(now_ms, over_ms)) for over_ms in (*BURN_MS, self._book.window_ms)]

@@ -2,7 +2,8 @@
 
 The file `slo` (envelope: small_file.py, magic "SANDQSLO", version 1) is msgpack. PERSISTED::
 
-    [bounds in us, since_ms, minutes, hours]     each a list of [number since 1970, counts by bound, early, unproven]
+    [bounds in us, since_ms, minutes, hours]
+    minutes, hours: lists of [number of the minute or hour since 1970, counts by bound, early, unproven]
 
 The node writes the file every `slo.WRITE_S` seconds, and when it stops. If the node is killed, the counts of the last
 minutes are lost. No other data depends on the file.
@@ -34,14 +35,15 @@ class Counted(NamedTuple):
     """Counts of the deliveries in a span of time."""
 
     counts: Sequence[int]
-    """Number of deliveries by lateness (see `BOUNDS_US`)."""
+    """Number of deliveries by lateness (see `BOUNDS_US`). Each message is one delivery."""
     early: int
+    """Number of messages that were sent before their delivery time."""
     unproven: int
     """Number of deliveries in `counts` that the node made while its clock was not trusted."""
 
 
 class _Slots:
-    """Counts for each of the last `most` spans of time. A span has `span_ms`. Spans without deliveries take no
+    """Counts for each of the last `most` spans of time. Each span lasts `span_ms`. Spans without deliveries take no
     memory."""
 
     def __init__(self, span_ms: int, most: int) -> None:
@@ -68,7 +70,7 @@ class _Slots:
             del self.slots[slot]
 
     def sum(self, now_ms: int, over_ms: int) -> list[int]:
-        """Return the sum of the spans within the last `over_ms`, including the current span."""
+        """Return the sums of the counts in the last `over_ms` ms: the current span and the spans before it."""
         first = (now_ms - over_ms) // self._span_ms
         total = [0] * (len(BOUNDS_US) + 3)
         for number, slot in self.slots.items():
@@ -81,7 +83,8 @@ class _Slots:
         return [[number, slot[:-2], *slot[-2:]] for number, slot in self.slots.items()]
 
     def load(self, rows: list[Any], now_ms: int) -> None:
-        """Load spans in the format of the file. Raise ValueError, TypeError or OverflowError if a span is invalid."""
+        """Load the spans that `rows` returned earlier. Raise ValueError, TypeError or OverflowError if one is
+        invalid."""
         for number, counts, early, unproven in sorted(rows):
             slot = [int(count) for count in (*counts, early, unproven)]
             if len(slot) != len(BOUNDS_US) + 3 or min(slot) < 0:
@@ -99,14 +102,18 @@ class SloBook:
     """The counts of one node. Call `take` often, and before each call of `over`."""
 
     def __init__(self, stats: NodeStats, window_ms: int, now_ms: int, kept: bytes | None = None) -> None:
-        """`kept`: data that `encode` returned earlier. If the data is invalid, raise Corruption."""
+        """Continue the counts in `kept`, or begin to count now.
+
+        `kept`: data that `encode` returned earlier; None if there is no file. If the data is invalid, raise
+        Corruption."""
         self._stats = stats
         self.window_ms = window_ms
         self.since_ms = now_ms
         """Time in ms at which counting began."""
         self._minutes = _Slots(MINUTE_MS, MINUTES_MOST)
         self._hours = _Slots(HOUR_MS, max(window_ms, *BURN_MS) // HOUR_MS + 1)
-        self._taken = self._now()
+        self._taken = self._current_counts()
+        """Counts of the node's statistics at the last `take`."""
         self.changed = False
         """True if deliveries were counted since the last `encode`."""
         if kept is not None:
@@ -114,18 +121,18 @@ class SloBook:
 
     def take(self, now_ms: int, *, is_trusted: bool) -> None:
         """Count the deliveries since the last call. `is_trusted`: True if this node's clock is trusted now."""
-        now = self._now()
-        more = [new - had for new, had in zip(now, self._taken, strict=True)]
+        counts = self._current_counts()
+        more = [new - had for new, had in zip(counts, self._taken, strict=True)]
         if any(more):
-            self._taken = now
+            self._taken = counts
             more.append(0 if is_trusted else sum(more[:-1]))
             self._minutes.add(now_ms, more)
             self._hours.add(now_ms, more)
             self.changed = True
 
     def over(self, now_ms: int, over_ms: int) -> Counted:
-        """Return the counts of the last `over_ms`. A span of up to six hours has whole minutes, a longer span whole
-        hours."""
+        """Return the counts of the last `over_ms` ms: for up to six hours, the sum of whole minutes; for more, the sum
+        of whole hours. The current minute or hour is included."""
         slots = self._minutes if over_ms <= MINUTES_MOST * MINUTE_MS else self._hours
         *counts, early, unproven = slots.sum(now_ms, over_ms)
         return Counted(counts, early, unproven)
@@ -136,12 +143,12 @@ class SloBook:
         content = [BOUNDS_US, self.since_ms, self._minutes.rows(), self._hours.rows()]
         return small_file.encode(MAGIC, VERSION, content)
 
-    def _now(self) -> list[int]:
+    def _current_counts(self) -> list[int]:
         """Return the current counts of the node's statistics: counts by lateness, then early messages."""
         return [*self._stats.slo.counts, self._stats.early]
 
     def _load(self, kept: bytes, now_ms: int) -> None:
-        """Load the content of the file. Raise Corruption."""
+        """Load the content of the file. Ignore it if its bounds differ from `BOUNDS_US`. Raise Corruption."""
         try:
             bounds, since_ms, minutes, hours = small_file.decode(kept, MAGIC, VERSION, NAME)
             if bounds != BOUNDS_US:
