@@ -20,10 +20,10 @@ class ConsumerTable:
         self._held: dict[str, tuple[int, int]] = {}
 
     def add(self, subscriptions: Mapping[str, Subscription], held: Mapping[str, tuple[int, int]]) -> None:
-        """Add one partition.
+        """Add the data of one partition.
 
-        `subscriptions`: its subscriptions, by consumer. `held`: number of messages that each consumer has leased, and
-        the time of the consumer's oldest lease in ms."""
+        `subscriptions`: subscriptions by consumer. `held`: by consumer, the number of messages that it has leased, and
+        the time in ms at which its oldest lease was granted."""
         for consumer, subscription in subscriptions.items():
             self._subscriptions[consumer] = subscription
             self._partitions[consumer] = self._partitions.get(consumer, 0) + 1

@@ -29,6 +29,7 @@ class KeyPage(NamedTuple):
     """Keys and their values, as of one instant."""
 
     keys: int
+    """Number of keys."""
     rows: list[bytes]
     """Encoded rows of the answer, in several parts (see `pack_rows`)."""
     size: int
@@ -47,11 +48,11 @@ class KvRequests:
         self._time = PartitionTime(broker.clock)
 
     async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
-        """Answer the first of these requests to one partition, at least one. Return the rows and their age in ms.
+        """Answer requests to one partition, in order, up to the request that reaches `ANSWER_BYTES` or `KEYS_MOST`.
 
-        Either all requests are stale, or none is. The answer ends with the request that reaches `ANSWER_BYTES` or
-        `KEYS_MOST`. The caller must have called `check_partitions` for each request. For the rows of one request, see
-        `PartitionReplica.values`."""
+        Return the rows of each answered request, and their age in ms. For the rows of one request, see
+        `PartitionReplica.values`. Either all requests allow stale answers, or none does. The caller must have called
+        `check_partitions` for each request."""
         (found, _), stale_ms = await self._ask(
             requests[0],
             lambda replica, now_ms: _values(replica, requests, now_ms),
@@ -85,8 +86,9 @@ class KvRequests:
         work: int,
         requests: int = 1,
     ) -> tuple[T, int]:
-        """Ask a partition about its keys. Return the answer and its age in ms. If the request is not stale, the age is
-        0.
+        """Ask a partition about its keys. Return the answer and its age in ms.
+
+        If the request does not allow stale answers, the age is 0.
 
         `question(replica, now_ms)`: the query. `now_ms` 0 means that values expire only by the time in the log."""
         host, reads, clock, output = self._host(request), self._broker.reads, self._broker.clock, self._output
@@ -100,7 +102,7 @@ class KvRequests:
     def check_partitions(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
         """Raise InvalidRequest if a key belongs to another partition.
 
-        Such a client does not know the topic's delimiter, or still uses the number of partitions of a deleted topic.
+        Then the client does not know the topic's delimiter, or still uses the number of partitions of a deleted topic.
         Without this error, the client would conclude that the key does not exist."""
         opened = self._broker.catalog.topics.get(request.topic)
         if opened is None or opened.record.kind != COMPACTED:

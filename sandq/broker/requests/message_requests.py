@@ -246,7 +246,7 @@ class MessageRequests:
         raise NotFound(text + NOT_WITHOUT_KEY)
 
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
-        """Return a page of messages, and where the next page starts."""
+        """Return a page of messages, and the position at which the next page starts; None after the last page."""
         await self._time.advance_for_states(self._host(request))
 
         def page(queries: PartitionQueries) -> tuple[list[dict[str, Any]], bytes | None]:
@@ -266,7 +266,7 @@ class MessageRequests:
         return await self._ask(request, page, _bytes_of_page, PAGE_WORK)
 
     async def dead_page(self, request: DeadList, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
-        """Return a page of dead letters, and where the next page starts."""
+        """Return a page of dead letters, and the position at which the next page starts; None after the last page."""
 
         def page(queries: PartitionQueries) -> tuple[list[dict[str, Any]], bytes | None]:
             return queries.dead_page(

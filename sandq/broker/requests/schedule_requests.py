@@ -50,7 +50,9 @@ from sandq.schedules.recurrence import Recurrence
 T = TypeVar("T")
 
 EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
-"""More outcomes of a request. A schedule of this name exists already; the schedule has another version than requested;
+"""Outcomes that this module adds to those of the partition.
+
+EXISTS: a schedule of this name exists already. CONFLICT: the schedule has another version than requested. NOT_FOUND:
 there is no schedule of this name."""
 ROUNDS_MOST: Final = 50
 """Maximum number of rounds for a request. In each round, schedules are read and planned again if they have changed."""
@@ -146,8 +148,9 @@ class ScheduleRequests:
     async def _change_named(
         self, host: RaftGroup, caller: Caller, request: ScheduleChange, names: Sequence[str], results: dict[str, _Row]
     ) -> None:
-        """Delete or trigger schedules. These changes need no plan, because they do not depend on the schedule's
-        state."""
+        """Delete or trigger schedules, and add the outcomes to `results`.
+
+        These changes need no plan, because they do not depend on the schedule's state."""
         deletes = request.action == DELETE
         kind = c.DeleteSchedules if deletes else c.TriggerSchedules
         for start in range(0, len(names), COMMAND_ITEMS):
@@ -181,7 +184,7 @@ class ScheduleRequests:
         return [shown.get(name) for name in names]
 
     async def page(self, request: ScheduleList, caller: Caller) -> tuple[list[_Row], str | None]:
-        """Return a page of schedules, and the name after which the next page starts."""
+        """Return a page of schedules, and the name after which the next page starts; None after the last page."""
         host, _ = self._target(request.topic, request.partition)
         prefix, limit, after = request.prefix, request.limit, request.after
 
@@ -533,7 +536,7 @@ def _shown_at(schedule: Schedule, is_cancelled: bool, now_ms: int) -> _Row:
 
 
 def _size(page: tuple[list[Stored], Any] | tuple[list[Stored], Any, Any]) -> int:
-    """Return the bytes of stored schedules."""
+    """Return the total bytes of the stored schedules in a page."""
     return sum([len(row) for _, row in page[0]])
 
 
