@@ -125,7 +125,8 @@ class Cluster:
         return (await self._controller.feature_level.finalize(self._node_log.metadata, dry_run=dry_run))._asdict()
 
     async def formed(self) -> Beginning:
-        """Wait until this node may take part in the metadata group. Return the initial state of its replica."""
+        """Wait until this node may take part in the metadata group. Return the initial state of its replica of this
+        group."""
         if self._node_log.pointers.get(METADATA_GROUP) is not None:
             self._bootstrap.is_over()
             return Beginning(self._bootstrap.founders)  # the caller does not use this value: the replica exists already
@@ -135,7 +136,9 @@ class Cluster:
         return beginning
 
     async def _adopt(self, cluster_uuid: str) -> None:
-        """Record durably that this node belongs to a cluster."""
+        """Record durably that this node belongs to a cluster. Then renew the links, and call `on_joined`.
+
+        Do nothing if this is recorded already."""
         if self._this_node.cluster_uuid == cluster_uuid:
             return
         join = partial(identity.join_cluster, self._files, self._this_node.own, cluster_uuid)
@@ -148,7 +151,8 @@ class Cluster:
     # -- membership -----------------------------------------------------------------------------------------------
 
     async def take_part(self, metadata: RaftGroup) -> None:
-        """Start to act as a member. If this node already leads the metadata group, register it at once."""
+        """Start to act as a member. If this node already leads the metadata group, form the cluster and register this
+        node and the linked members at once."""
         # As soon as the feature level is known, and before data of that level is sent, end the links with unfit nodes.
         metadata.listen(on_status=self._directory.end_unfit)
         self._directory.end_unfit()
@@ -161,7 +165,9 @@ class Cluster:
         self._takes_part = True
 
     async def run(self, metadata: RaftGroup) -> None:
-        """Adopt the cluster's UUID. While this node leads the metadata, manage the cluster."""
+        """Adopt the cluster's UUID, and keep the remembered stores and the peers up to date, until cancelled.
+
+        While this node leads the metadata, also manage the cluster."""
         while True:
             uuid = metadata.status.cluster_uuid
             try:

@@ -43,8 +43,9 @@ _REPLY_FIELDS: Final = ([int, int], [int, NoneType])
 
 
 class PeerDispatch:
-    """Handles the events and frames of all links of a node (as their `Receiver`). `changed` is set by every event that
-    may require work in `Cluster.run`."""
+    """The `Receiver` of all links of this node: handles their events and frames.
+
+    `changed`: set by every event that may require work in `Cluster.run`."""
 
     def __init__(
         self,
@@ -114,6 +115,7 @@ class PeerDispatch:
 
     def takes_more(self) -> bool:
         """Return whether more frames may be read from the links."""
+        # After a failure, no task uses the received Raft messages. Read and drop them, so that the links stay up.
         return self._node_log.failed is not None or self._node_log.group_commit.takes_more
 
     async def on_stream(self, node: str, stream: PeerStream) -> None:
