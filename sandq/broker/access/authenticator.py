@@ -67,13 +67,15 @@ class Authenticator:
         self._found: dict[str, tuple[Access, Quota]] = {}
         """Rights and quotas by principal. Cached until identities or roles change."""
         self._fresh_s = -FRESH_S
+        """Time on trio's clock, in s. The metadata here includes all changes that were acknowledged before it."""
 
     # -- authentication -------------------------------------------------------------------------------------------
 
     async def identify(self, token: str | None, certificate: str | None) -> Login | None:
         """Authenticate a client by its token or, without one, by its certificate.
 
-        Return None if neither identifies the client.
+        Return None if the client shows neither, or a certificate that is not used or has no identity. If `mode` is OFF,
+        also return None while this node knows no metadata.
 
         Raise Unauthenticated; Unavailable if the identities known here may be outdated.
         """
@@ -90,7 +92,9 @@ class Authenticator:
         return self._of_claims(await self._jwt.claims(token))
 
     def again(self, login: Login) -> Login:
-        """Return the current login of a connected client. Raise Unauthenticated if the login is no longer valid."""
+        """Return the current login of a connected client, for the present identities and roles.
+
+        Raise Unauthenticated if the login is no longer valid; Unavailable while this node knows no metadata."""
         view = self.refresh()
         if view is None:
             raise Unavailable("this node belongs to no cluster at present")
@@ -133,7 +137,7 @@ class Authenticator:
     def _of_certificate(self, name: str) -> Login | None:
         """Return the login of the certificate with this name.
 
-        If no identity has this name, return None, or raise Unauthenticated if `mode` is REQUIRE."""
+        If there is no identity for this certificate, return None, or raise Unauthenticated if `mode` is REQUIRE."""
         view = self._known()
         record = view.identities.get(principal_of(CERTIFICATE, name))
         if record is None and self.mode != REQUIRE:
@@ -145,7 +149,10 @@ class Authenticator:
         return self._login(record)
 
     def _of_claims(self, claims: Claims) -> Login:
-        """Return the login of a token of an external issuer."""
+        """Return the login for the claims of an external issuer's token.
+
+        If the token's subject also has an identity in metadata, add its grants, use its quota and the earlier expiry
+        time."""
         view, principal = self._known(), principal_of(JWT, claims.subject)
         record = view.identities.get(principal)
         quota, expires_ms = NO_QUOTA, claims.expires_ms

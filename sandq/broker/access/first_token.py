@@ -41,9 +41,10 @@ RETRY_S: Final = 1.0
 async def give_first_token(
     mode: int, metadata: RaftGroup, identities: Identities, runner: Runner, files: Files, data_dir: Path
 ) -> None:
-    """Create a first token whenever there are no identities.
+    """While this node leads the metadata, create a first token whenever there are no identities. Run until cancelled.
 
-    `mode`: mode of the authenticator. `data_dir`: directory whose path the log line shows."""
+    `mode`: mode of the authenticator; if it is OFF, return at once. `data_dir`: directory whose path the log line
+    shows."""
     if mode == OFF:
         return
     changed = Signal()

@@ -126,7 +126,9 @@ def _changed(
     changes: Mapping[str, Any],
     roles: Mapping[str, Sequence[str]],
 ) -> m.PutIdentity:
-    """Return the command that stores an identity with these changes. Raise InvalidRequest."""
+    """Return the command that stores the identity `principal` with these changes.
+
+    `old`: its present record; None if there is none. `roles`: grants of the custom roles. Raise InvalidRequest."""
     unknown = [name for name in changes if name not in CHANGES]
     if unknown:
         raise InvalidRequest(

@@ -31,7 +31,7 @@ log = structlog.get_logger("sandq.access")
 KEYS_BYTES: Final = 1 << 20
 """Maximum size in bytes of a file or a reply with keys."""
 KEYS: Final = 100
-"""Maximum number of keys that are used from one set."""
+"""Maximum number of keys in a JWKS, and of keys that are tried for a token without a key id."""
 FETCH_S: Final = 5.0
 """Time limit in s for the issuer to return its keys."""
 FETCH_LEAST_S: Final = 30.0
@@ -39,7 +39,7 @@ FETCH_LEAST_S: Final = 30.0
 KEPT_S: Final = 600.0
 """Age in s above which the keys are fetched again."""
 STALE_S: Final = 86_400.0
-"""Age in s up to which keys are used if they cannot be fetched."""
+"""Age in s up to which keys are used if new keys cannot be fetched."""
 CHECKED: Final = 1000
 """Maximum number of verified tokens that are remembered."""
 _CLAIMS: Final = ("exp", "sub", "iss", "aud")
@@ -51,7 +51,7 @@ class Claims(NamedTuple):
     subject: str
     grants: tuple[str, ...]
     expires_ms: int
-    """Expiry time in ms, including the allowed clock difference."""
+    """Expiry time in epoch ms. The allowed clock difference (`leeway_ms`) is added already."""
 
 
 class JwtVerifier:
@@ -68,6 +68,7 @@ class JwtVerifier:
         self._keys: dict[str | None, list[Any]] = {}
         """Keys by key id. Keys without an id have the key id None."""
         self._fetched_s = self._tried_s = -FETCH_LEAST_S
+        """Times on trio's clock, in s, of the last successful fetch and of the last attempt."""
         self._one = trio.Lock()
         self._checked: OrderedDict[bytes, Claims] = OrderedDict()
         if config.keys_file is not None:
@@ -124,7 +125,7 @@ class JwtVerifier:
         raise _refused(problem)
 
     def _claims(self, said: dict[str, Any]) -> Claims:
-        """Return the claims after validating their values."""
+        """Check the values of decoded claims, and return them as `Claims`. Raise Unauthenticated."""
         subject, expires, begins = said["sub"], said["exp"], said.get("nbf", 0)
         if not isinstance(subject, str) or not subject.isprintable() or not subject:
             raise Unauthenticated("the token's subject (sub) is not printable text")
@@ -150,7 +151,7 @@ class JwtVerifier:
     async def _renew_old_keys(self) -> None:
         """If the keys are old, fetch them again.
 
-        If they cannot be fetched for `STALE_S`, forget the verified tokens, because their keys may have been
+        If no fetch has succeeded for `STALE_S`, forget the verified tokens, because their keys may have been
         revoked."""
         url = self._config.jwks_url
         if url is not None and trio.current_time() - self._fetched_s > KEPT_S:
@@ -202,7 +203,7 @@ class JwtVerifier:
 
 
 def _kind_of(algorithm: str) -> tuple[type, ...]:
-    """Return the classes of keys for an algorithm."""
+    """Return the classes of public keys that can verify signatures of an algorithm."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 
     if algorithm == "EdDSA":
