@@ -103,7 +103,9 @@ class Bootstrap:
 
     @property
     def founders(self) -> Members:
-        """The founding members in the mode `named` or `alone`."""
+        """The first configuration of the metadata group, with which a founding node begins its replica.
+
+        Its voters are this node and, in the mode `named`, the other nodes in the configuration."""
         names = sorted([self._own_node, *self._named])
         return Members(tuple(member_id(name, FIRST_INCARNATION) for name in names))
 
@@ -158,7 +160,9 @@ class Bootstrap:
     # -- modes ----------------------------------------------------------------------------------------------------
 
     async def _found(self) -> Beginning:
-        """Wait for the event that ends the bootstrap in this node's mode."""
+        """Wait until this node may found or join a cluster, as its mode requires.
+
+        Return the initial state of its metadata replica."""
         if self._mode == "alone":
             return Beginning(self.founders)
         if self._mode == "named":
@@ -170,7 +174,7 @@ class Bootstrap:
         return await _first(self._meet if self._mode == "meets" else self._joining.until_welcome, self._on_init)
 
     async def _all_named(self) -> Beginning:
-        """Wait until all named nodes are linked, and none of them belongs to a cluster.
+        """Wait until all named nodes are linked, have reported their progress, and belong to no cluster.
 
         If a linked node belongs to a cluster, join that cluster instead."""
         while True:
@@ -195,7 +199,9 @@ class Bootstrap:
             await trio.sleep(POLL_S)
 
     async def _on_init(self) -> Beginning:
-        """Wait until an operator tells this node to found a cluster."""
+        """Wait until an operator tells this node to found a cluster.
+
+        Return the initial state of its metadata replica."""
         await self._init_requested.wait()
         # If a cluster admitted this node at the same moment, join that cluster.
         return self._joining.welcomed or Beginning(self.founders)

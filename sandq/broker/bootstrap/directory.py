@@ -81,7 +81,8 @@ class PeerDirectory:
     def update_peers(self) -> None:
         """Set the nodes with which this node should be linked: the registered nodes, and the nodes known by gossip.
 
-        If both sources have an address of a node, use the address from gossip, which is more recent."""
+        If both sources have an address of a node, use the address from gossip, which is more recent. Do nothing if the
+        configuration names all nodes."""
         if self._this_node.is_named:
             return
         metadata = self._node_log.hosts.get(METADATA_GROUP)

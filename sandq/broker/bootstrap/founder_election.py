@@ -63,7 +63,7 @@ class FounderElection:
     async def decide(self, seen: Callable[[], Collection[str]]) -> str | None:
         """Hold the election. Return None if this node founds the cluster; then `decided` is True.
 
-        Otherwise return the id of a node that founds or knows of a cluster.
+        Otherwise return the id of the node for which this node has ended its candidacy.
 
         `seen()`: returns the nodes that must agree even if they are not linked yet. Raise Unavailable if a node does
         not answer; Conflict if the election was decided before."""
@@ -114,7 +114,8 @@ class FounderElection:
         self._links.send(node, PeerFrame.FOUND, AGREES)
 
     def _yield_to(self, node: str) -> None:
-        """End this node's own candidacy, because `node` founds or knows of a cluster."""
+        """End this node's own candidacy, because `node` founds or knows of a cluster, or is a candidate with a smaller
+        id."""
         if self._wants and self._refused_by is None:
             self._refused_by = node
             log.info("a different node founds the cluster, or knows of one", other=node)

@@ -50,6 +50,7 @@ class Joining:
         self._own_node = own_node
         self._links = links
         self._asking: set[str] = set()
+        """Nodes that have sent JOIN to this node. Only the metadata leader answers them."""
         self._logged: set[str] = set()
         self._welcomed: Beginning | None = None
         self._changed = trio.Event()
