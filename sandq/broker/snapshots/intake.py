@@ -13,7 +13,7 @@ from sandq.model.errors import Overloaded, Unavailable
 from sandq.storage.snapshot import Meta
 
 KEPT_S = 600.0
-"""Time in s for which an unfinished snapshot is kept, so that the sender can continue."""
+"""Time in s for which an unfinished snapshot is kept after its last chunk, so that the sender can continue."""
 RECEIVING_AT_ONCE = 2
 """Maximum number of snapshots that a node receives at the same time.
 
@@ -64,7 +64,7 @@ class Intake:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of the chunks that are being stored."""
+        """Total size in bytes of the chunks that are being stored."""
         return sum([kept.chunk_bytes for kept in list(self._kept.values())])
 
     def forget(self, group: int) -> None:
@@ -108,7 +108,7 @@ class _Kept:
         self.used_s = trio.current_time()
         """Time on trio's clock at which data was last added, in s."""
         self.chunk_bytes = 0
-        """Bytes of the chunk that is being added."""
+        """Size in bytes of the chunk that is being added; 0 if there is none."""
         self.store = store
         self._all_kept = all_kept
 

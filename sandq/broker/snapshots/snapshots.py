@@ -43,9 +43,11 @@ CHECK_S = 0.2
 ATTEMPTS = 5
 """Maximum number of connections for one snapshot. If the last connection fails, a new snapshot is taken."""
 RETRY_S = 1.0
-"""First pause in s before a snapshot is sent again."""
+"""Pause in s after a failed connection or a failed attempt.
+
+If snapshots are outrun, or leave their replica shut, the pauses are 2, 4, 8 and more times as long."""
 RETRY_MOST_S = 60.0
-"""Longest pause in s before a snapshot that was outrun is sent again."""
+"""Longest pause in s between two attempts to send a snapshot."""
 RATE_DOUBLINGS = 6
 """Maximum number of times that the rate is doubled for a snapshot that was outrun."""
 STALLED_S = 10.0
@@ -101,6 +103,7 @@ class Snapshots:
     ) -> None:
         """`shut_members(host)`: return the members whose shut replicas would open with a snapshot from this node."""
         self.sent = self.installed = self.outrun = 0
+        """Numbers of snapshots: sent and installed by the receiver; installed on this node; outrun."""
         self._node_log = node_log
         self._runner = runner
         self._outlet = Outlet(bytes_per_s)
@@ -116,7 +119,7 @@ class Snapshots:
         stayed shut."""
 
     def _chunk_bytes(self) -> int:
-        """Return the bytes of all chunks that are being sent or received."""
+        """Return the total size in bytes of the chunks that are being sent or received."""
         hosts = list(self._node_log.hosts.values())
         return self._intake.chunk_bytes + sum(
             [one.chunk_bytes for host in hosts for one in list(host.sending.values())]
@@ -222,8 +225,9 @@ class Snapshots:
         self.sent += 1
 
     async def _offer(self, view: _View, node: str, sending: Sending, times: int) -> Answer:
-        """Send a snapshot to a node. If a connection fails, continue over a new connection, up to `ATTEMPTS` in
-        total."""
+        """Offer a snapshot to a node, and return the outcome. If a connection fails, continue over a new connection.
+
+        Raise Unavailable if `ATTEMPTS` connections have failed."""
 
         async def read(after: bytes | None) -> Chunk:
             """Read the next chunk, and record the progress."""
@@ -243,7 +247,10 @@ class Snapshots:
         raise AssertionError
 
     async def _view(self, host: RaftGroup) -> _View:
-        """Return the state of the replica after its last applied entry."""
+        """Return a view of the replica's state after its last applied entry.
+
+        The caller must release the rows (`_release`). Raise Unavailable if the log was truncated or the group was
+        closed meanwhile."""
         rows, index = await self._runner.ask(partial(self._node_log.view, host))
         journal, pointer = host.group.journal, self._node_log.pointers.get(host.number)
         term = journal.term_at(index)
@@ -348,6 +355,9 @@ class _Store:
 
     async def _replace(self, meta: Meta) -> None:
         """Continue the stopped group with the new store.
+
+        If an error prevents this, continue with the old replica. But if it is unknown which store the pointer names,
+        stop this node.
 
         If the node stops meanwhile, the next start uses the store that the group's pointer names."""
         node_log, runner, host = self._node_log, self._runner, self._host

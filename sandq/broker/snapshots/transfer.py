@@ -37,7 +37,7 @@ The time is long, because the other side may first open a store, wait for its th
 BURST_S = 0.05
 """Time in s. After a pause, as many bytes as the rate allows in this time may be sent at once."""
 KEY_BYTES = 64 << 10
-"""Maximum size in bytes of the key in RESUME, after which the transfer continues."""
+"""Maximum size in bytes of the key in RESUME. The transfer continues after the row with this key."""
 REASON_CHARS = 1024
 """Maximum length of a reason, in characters. A longer reason is cut."""
 
@@ -61,7 +61,7 @@ _FIELDS: dict[int, tuple[_Field, ...]] = {
 SMALL_FRAME_BYTES = 65 << 10
 """Maximum size of a frame without rows, in bytes.
 
-The limit is small, because 64 connections may each have sent a part of their first frame, an offer."""
+The limit is small, because up to 64 connections (`links.STREAMS_MOST`) may each hold a part of an OFFER in memory."""
 CHUNK_FRAME_BYTES = CHUNK_BYTES_AT_MOST + SMALL_FRAME_BYTES
 _NAMES = dict(zip(_FIELDS, ("OFFER", "RESUME", "REFUSE", "CHUNK", "ACK", "DONE", "FAILED"), strict=True))
 
@@ -153,9 +153,9 @@ async def send_snapshot(
 ) -> Answer:
     """Offer a snapshot, and send the rows that the other side lacks, at `times` times the throttle's rate.
 
-    `read_chunk(after)`: run `Exporter.chunk` on a thread. Raise ProtocolError, TimedOut, the errors of the stream and
-    the errors of `read_chunk`. After an error, the caller may offer the same snapshot again, to continue the
-    transfer."""
+    `read_chunk(after)`: return the chunk of rows after this key (see `Exporter.chunk`). Raise ProtocolError, TimedOut,
+    the errors of the stream and the errors of `read_chunk`. After an error, the caller may offer the same snapshot
+    again, to continue the transfer."""
     talk = _Talk(stream)
     await talk.send(OFFER, meta.encode())
     kind, fields = await talk.receive(RESUME, REFUSE)
