@@ -52,9 +52,9 @@ class EntrySkips:
     async def skip(self, request: EntrySkip) -> dict[str, Any]:
         """Skip the entry that shut a partition. With `dry_run`, only describe the entry.
 
-        Return after the skip is committed, when the replicas open again. Raise Conflict if there is nothing to skip, or
-        if a replica may have applied the entry. Raise InvalidRequest if the entry or the commands that the operator
-        named do not match. Raise NotLeader, UnknownTopic, UnknownPartition or TimedOut."""
+        Return when the skip is committed. Then the replicas open again. Raise Conflict if there is nothing to skip, or
+        if another replica may have applied the entry. Raise InvalidRequest if the entry or the commands that the
+        operator named do not match. Raise NotLeader, UnknownTopic, UnknownPartition or TimedOut."""
         host = self._host(request)
         failure = host.shut
         if failure is None or not host.is_shut_leader:
@@ -127,8 +127,8 @@ class EntrySkips:
     def _index(self, host: RaftGroup, failure: ApplyFailure, request: EntrySkip) -> int:
         """Return the index of the entry to skip.
 
-        Raise Conflict if it is not known which single entry is at fault. Raise InvalidRequest if the operator named a
-        different entry."""
+        Raise Conflict if no skip can help, if the entry is skipped already, or if it is not known yet which entry is
+        at fault. Raise InvalidRequest if the operator named a different entry."""
         if failure.step is Step.SKIPPED:
             raise Conflict(
                 f"{_named(request)}: this replica has applied an entry that its group skipped: no skip opens it, a "

@@ -45,7 +45,7 @@ from sandq.storage.files import is_full
 log = structlog.get_logger("sandq.health")
 
 REPORT_S: Final = 0.5
-"""Interval in s at which a sick node sends its report."""
+"""Interval in s at which a node reports that it cannot work, or that its disk is nearly full."""
 RETRY_S: Final = 15.0
 """Pause in s before the next attempt, if no node took over a group. During an attempt, the group accepts no
 commands."""
@@ -133,7 +133,8 @@ class NodeHealth:
         return self._clocks.may_lead(node) and node not in self.unfit()
 
     def _known(self) -> dict[str, SickReport]:
-        """Return the reports of all nodes that are sick or have no space. The result may include this node."""
+        """Return the reports of all nodes that cannot work, or whose disk is nearly full. The result may include this
+        node."""
         known, own = self._sick_peers.now(), self._own()
         return known if own is None else {**known, self._node_log.node_id: own}
 
@@ -196,8 +197,8 @@ class NodeHealth:
         return self._node_log.backlog.disk_full
 
     def check(self) -> None:
-        """Check the progress once. If this node is stalled, fail its pending requests. If this node is sick, send a
-        report."""
+        """Check the progress once. If this node is stalled, fail its pending requests. If it cannot work or its disk is
+        nearly full, send a report."""
         self._stalls.check(trio.current_time())
         stalled = self._stalls.stalled()
         reasons = [
@@ -227,8 +228,9 @@ class NodeHealth:
         self._stalled = reason
 
     def _send_report(self) -> None:
-        """If this node is sick, report that to all nodes. If the reports stop, the other nodes assume that it has
-        recovered."""
+        """If this node cannot work or its disk is nearly full, report that to all nodes.
+
+        If the reports stop, the other nodes assume that this node has recovered."""
         own, now_s = self._own(), trio.current_time()
         if own is None or now_s - self._sent_s < REPORT_S:
             return

@@ -41,9 +41,10 @@ ANSWER_S: Final = 3600.0
 CHECK_S: Final = 1.0
 """Interval in s at which a comparison checks whether it can end."""
 VIEWS_MOST: Final = 4
-"""Maximum number of requested views that wait to be read.
+"""Maximum number of views that wait to be read. Further views are refused.
 
-While a view is open, the space of deleted rows cannot be reclaimed. Further requests are refused."""
+A view is a snapshot of a replica's rows, opened for one TAKE_DIGEST entry. While a view is open, the space of deleted
+rows cannot be reclaimed."""
 REFUSED_MOST: Final = 64
 """Maximum number of refused views that wait to be closed."""
 STEP_ROWS: Final = 2048
@@ -87,7 +88,7 @@ class ReplicaDigests:
         self._give, self._take = trio.open_memory_channel[DigestView](VIEWS_MOST)
         self._refuse, self._refused = trio.open_memory_channel[DigestView](REFUSED_MOST)
         self.compared = 0
-        """Number of comparisons in which all replicas answered."""
+        """Number of comparisons in which all replicas answered and were equal."""
 
     @property
     def different(self) -> Mapping[int, tuple[str, ...]]:
@@ -114,7 +115,8 @@ class ReplicaDigests:
     async def compare(self, group: int) -> bool | None:
         """Compare the replicas of a group that this node leads.
 
-        Return whether the replicas are equal; None if fewer than two nodes answered."""
+        Return whether the replicas that answered are equal; None if fewer than two answered, or if the comparison
+        failed."""
         host = self._node_log.hosts.get(group)
         if host is None:
             return None
@@ -138,7 +140,7 @@ class ReplicaDigests:
         return self._judge(comparison)
 
     def _awaits(self, comparison: _Comparison) -> bool:
-        """Return whether a reachable node, whose replica is not shut, has still to answer."""
+        """Return whether any reachable node whose replica is not shut has not answered yet."""
         linked, shut = self._links.reachable(), self._shut_replicas
         asked = [node for node in comparison.nodes & linked if not shut.is_shut(comparison.group, node)]
         return any(node not in comparison.answers for node in asked)

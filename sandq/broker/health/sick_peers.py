@@ -28,7 +28,7 @@ class SickPeers:
         """By node: time of its last report on trio's clock in s, and the report."""
 
     def heard(self, node: str, reason: str, works: bool) -> None:
-        """Record the report of a node that is sick or has no space."""
+        """Record the report of a node that cannot work, or whose disk is nearly full."""
         self._reports[node] = trio.current_time(), SickReport(reason[:REASON_CHARS], works)
 
     def forget(self, node: str) -> None:

@@ -20,7 +20,9 @@ GROUP_WORK: Final = 4
 
 
 async def read_all(hosts: Sequence[RaftGroup]) -> None:
-    """Run `RaftGroup.read` for all groups at once."""
+    """Run `RaftGroup.read` for all groups at once: wait until each has applied everything acknowledged before this call.
+
+    Raise the errors of `RaftGroup.read`."""
     time_slice, begun = TimeSlice(), []
     for host in hosts:
         begun.append((host, host.begin_read()))

@@ -76,8 +76,9 @@ class _Watcher:
         self._woken = trio.Event()
 
     def is_over(self, index: int, now_s: float) -> bool:
-        """Return whether the deadline of the watch has passed without changes. If so, set its result: no changes, and
-        the scanned position."""
+        """Return whether the deadline has passed, and the log up to Raft index `index` was scanned without changes.
+
+        If so, set the result: no changes, and the scanned position."""
         after, mark = self.watch.after, self.watch.mark
         if self.index < index or now_s < self.deadline_s or after is None or mark is None:
             return False
@@ -186,9 +187,10 @@ async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
 
 
 def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
-    """Scan for these watchers in order, at least for the first. Return their changes. Runs on the apply thread.
+    """Scan for these watchers, in order. Runs on the apply thread.
 
-    The scan ends with the watcher after which it has read `VISIT_BYTES`.
+    The scan ends with the watcher after which it has read `VISIT_BYTES`. Return one result for each watcher that was
+    reached: its changes, or an error.
     """
     replica = host.replica
     assert isinstance(replica, PartitionReplica)

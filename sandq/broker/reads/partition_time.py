@@ -39,9 +39,10 @@ class PartitionTime:
                 await self._advance_at_times(host, now_ms)
 
     async def advance_for_log(self, host: RaftGroup, end_ms: int | None) -> None:
-        """Close the log up to now, so that readers may read it. If the log is closed up to `end_ms`, do nothing.
+        """Close the log up to now, so that readers may read it.
 
-        Raise Overloaded, StorageFailed."""
+        Do nothing if the log is closed up to `end_ms` already, or if this connection advanced it less than `PAUSE_MS`
+        ago. Raise Overloaded, StorageFailed."""
         now_ms = self._clock.now_ms()
         if (now_ms if end_ms is None else min(now_ms, end_ms)) > host.status.now_ms:
             await self._advance_at_times(host, now_ms)
@@ -50,9 +51,9 @@ class PartitionTime:
         """If a value has expired, advance the time of the partition. If the partition accepts no entries now, do
         nothing.
 
-        Readers and compare-and-set must agree on which values are expired. So both use the time in the log, not the
-        clock. By the clock, a reader could see a value as expired, and a pending compare-and-set with an earlier time
-        could still succeed."""
+        Readers and compare-and-set must agree on which values are expired. So both use the time in the log. If readers
+        used the clock, a reader could see a value as expired, and a pending compare-and-set with an earlier time could
+        still succeed."""
         status, now_ms = host.status, self._clock.now_ms()
         if status.keys_expire_ms is not None and status.now_ms < now_ms >= status.keys_expire_ms:
             with suppress(Overloaded, StorageFailed, Stalled):

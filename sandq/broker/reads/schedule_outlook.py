@@ -15,7 +15,7 @@ from sandq.schedules.outlook import Ahead, Outlook, count_ahead
 from sandq.schedules.recurrence import Recurrence
 
 SCHEDULES_MOST: Final = 1000
-"""Maximum number of schedules of a partition that are counted. The schedules that fire first are counted."""
+"""Maximum number of schedules of a partition that are counted. If there are more, those that fire first are counted."""
 
 
 class ScheduleOutlooks:
@@ -27,7 +27,7 @@ class ScheduleOutlooks:
 
     async def ask(self, host: RaftGroup, output: Output, first_ms: int, unit_ms: int, count: int) -> Outlook:
         """Count the messages that the schedules of a partition will send, for each of `count` units of time from
-        `first_ms` on."""
+        `first_ms` on. `unit_ms`: length of a unit."""
         if not host.status.schedules:
             return Outlook({}, True)
         stop_ms = first_ms + unit_ms * count
@@ -50,8 +50,9 @@ def _count(stored: Sequence[Stored], first_ms: int, unit_ms: int, count: int) ->
 
 
 def _ahead(stored: Stored) -> Ahead:
-    """Return the occurrences of a schedule to count. If the message of the next occurrence exists already, leave that
-    occurrence out."""
+    """Return the input of `count_ahead` for a schedule.
+
+    If the message of the next occurrence exists already, that occurrence is not counted."""
     schedule = Schedule.load(*stored)
     assert schedule.expected_ms is not None
     is_made, most = schedule.made is not None, schedule.settings.get("count")
