@@ -21,17 +21,17 @@ from sandq.raft import Skip
 from sandq.storage.stores import Change, Stores, StoresSnapshot
 
 WRITE_ENTRIES: Final = 64
-"""Number of entries after which rows are written."""
+"""Number of entries, applied since the last write, at which the changed rows are written."""
 WRITE_BYTES: Final = 64 << 10
-"""Bytes of commands after which rows are written.
+"""Bytes of commands, applied since the last write, at which the changed rows are written.
 
 If one of the limits `WRITE_*` is reached, the changed rows are handed to the stores at once. Otherwise the rows are
 handed over after a short pause (`rest`). The limits save time, because one write costs about as much as applying a
 small entry."""
 WRITE_ROWS: Final = 1000
-"""Number of changed rows of one replica after which rows are written."""
+"""Number of changed rows of one replica at which the rows of all replicas are written."""
 WRITE_ROW_BYTES: Final = 1 << 20
-"""Bytes of changed rows of all replicas after which rows are written.
+"""Bytes of the changed rows of all replicas at which these rows are written.
 
 The limit `WRITE_BYTES` is not enough: a step of a bulk job is a small command that may copy large messages."""
 
@@ -266,8 +266,8 @@ class Applier:
         finally:
             run.group = None
             self._unfinished_bytes -= size
-        # A query of this run may write the replica, which removes it from `_unwritten`. So record the change in the run
-        # as well: the event loop must learn that the replica changed.
+        # A query of this run may write the rows of the replica, and so remove the replica from `_unwritten`. So record
+        # the change in the run as well: the event loop must learn that the replica changed.
         run.changed[task.group] = run.unpublished[task.group] = self._unwritten[task.group] = task.replica
         self._entries += 1
         self._bytes += size

@@ -37,9 +37,10 @@ class FollowedSkips:
     def is_skipping(self, group: Group, index: int) -> bool:
         """Return whether the caller must not propose a SKIP of this entry now.
 
-        True if this replica has proposed a SKIP of any entry whose outcome is unknown. Also true if the log contains a
-        SKIP of this entry that this replica has not followed. The replacement of a second SKIP would not contain the
-        changes of the first SKIP. A replica that follows one of the two SKIPs would be shut at the other SKIP."""
+        True if this replica has proposed a SKIP (of any entry), and its outcome is unknown. Also true if the log
+        contains a SKIP of this entry that this replica has not followed. The replacement of a second SKIP would not
+        contain the changes of the first SKIP. A replica that follows one of the two SKIPs would be shut at the other
+        SKIP."""
         ats = [at for at, skip in group.journal.skips.items() if skip.index == index]
         return self._is_proposed or (bool(ats) and self._followed.get(index) != ats[-1])
 

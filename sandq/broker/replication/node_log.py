@@ -50,11 +50,11 @@ from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
 from sandq.storage.write_behind import WriteBehindStores
 
 PINNED_SEGMENTS = 1
-"""Maximum number of full WAL segments that the last entries of one log may keep from deletion.
+"""Maximum number of full WAL segments that the tail of one log may keep from deletion.
 
-If the entries keep more segments, the entries are appended to the WAL again."""
+The tail of a log is its entries that are not cut yet. If it keeps more segments, it is appended to the WAL again."""
 COPY_BYTES = 1 << 20
-"""Maximum size in bytes of a tail that is appended again. The tail of a log is its entries that are not cut yet."""
+"""Maximum size in bytes of a tail that is appended again."""
 SHUT_LOG_BYTES: Final = 16 << 20
 """Maximum bytes of log that a shut replica accepts in one term. The log is kept until the replica opens again."""
 UNAPPLIED_WORK = 2 * BATCH_WORK
@@ -64,7 +64,9 @@ So most requests stay in the fair queue, which may still change their order. Pro
 KEPT_BYTES = 256 << 10
 """Bytes of a log kept below the applied index, for members that lag slightly."""
 LAG_BYTES = 64 << 20
-"""Maximum bytes of a log that a leader keeps for members that lag further behind. Beyond, a member needs a snapshot."""
+"""Maximum bytes of a log that a leader keeps for members that lag further behind.
+
+If the log is larger, it is cut, and these members need a snapshot."""
 KEPT_SHARE = 1 / 4
 """Part of the logs' memory that all groups together may use for members that lag slightly (`KEPT_BYTES` per group).
 
@@ -152,7 +154,7 @@ class NodeLog:
             takes_entries=self._takes_entries,
         )
         self._applying = 0
-        """Bytes of entries that the applier has received and not applied yet."""
+        """Bytes of the commands in tasks for the applier whose outcome is not published yet."""
         self.backlog = Backlog(limits.apply_backlog_bytes)
         self.hosts: dict[int, RaftGroup] = {}
         self.filling: set[int] = set()
@@ -304,7 +306,7 @@ class NodeLog:
             raise Corruption(f"raft group {number} has applied entry {applied}, and the WAL holds none of its entries")
         journal = open_journal(self.group_commit.records, pointer, found, applied)
         if replica.failure is not None:
-            # If the rows are unreadable, their applied index may be unreadable, too, and then is 0.
+            # If the rows are unreadable, the applied index may be too low. The first entry of a log is always applied.
             applied = max(applied, journal.first_index)
         host = RaftGroup(
             number=number,
@@ -523,7 +525,7 @@ class NodeLog:
                 self.group_commit.mark(self.hosts[number].group)
 
     def fail(self, error: StorageFailed) -> None:
-        """Stop accepting requests in all groups, because the log cannot be written any more.
+        """Stop accepting requests in all groups, because the log or the stores cannot be written any more.
 
         The outcome of uncommitted requests is unknown."""
         self.failed = error

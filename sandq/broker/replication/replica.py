@@ -194,10 +194,10 @@ class Delivery(LeasedPieces):
     due_ms: int
     """Wall-clock time in ms at which the last message of the lease is due. The lease is not sent earlier."""
     generation: int
-    """Generation of the group at the time of the delivery. A seek that revokes all leases raises the generation.
+    """Generation of the consumer group when the lease was read. A seek that revokes all leases raises the generation.
 
-    If the group has a higher generation now, the lease is revoked: its messages may have been cancelled or moved.
-    """
+    If the group has a higher generation when the lease is to be sent, the lease is revoked: its messages may have been
+    cancelled or moved."""
     returning: bool
     """True if the messages of the lease were leased before."""
     repeated: bool
@@ -234,7 +234,7 @@ class PartitionReplica:
         self._rows_index = 0
         """Raft index of the last entry whose changes are in the rows."""
         self._last_index: int | None = None
-        """Raft index of the last entry with commands; None once the changes of this entry are in the rows."""
+        """Raft index of the last applied entry with commands; None once the changes of this entry are in the rows."""
         self._decoded: tuple[bytes, commands.Entry] | None = None
         """The bytes and the decoded form of the next entry; None once the entry is applied."""
         self.is_mid_entry = False
@@ -385,8 +385,8 @@ class PartitionReplica:
         return status if self.failure is None else replace(status, applied_index=self._rows_index)
 
     def take_garbage(self) -> list[tuple[bytes, bytes]]:
-        """Return the ranges of absolute keys that have deleted rows, and forget them (apply thread). For a
-        compaction."""
+        """Return the ranges of absolute keys that have deleted rows, for a compaction. Forget these ranges (apply
+        thread)."""
         prefix = self._rows.prefix
         return [(prefix + start, prefix + stop) for start, stop in self.machine.log.garbage.take()]
 

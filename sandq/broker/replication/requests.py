@@ -95,8 +95,8 @@ class Requests:
     def take_entry(self) -> list[Request]:
         """Remove and return the requests of the next entry. If requests wait, return at least one.
 
-        If there are several, their total work is at most `entry_bytes`, and they have at most `entry_messages`
-        messages."""
+        If there are several requests, their total work is at most `entry_bytes`, and together they have at most
+        `entry_messages` messages."""
         requests: list[Request] = []
         work = messages = 0
         while self.waiting:

@@ -117,7 +117,7 @@ class Runner:
     def _prepare(self) -> None:
         """Preallocate the next segment of the log.
 
-        If the disk has no space, only log a warning. The commit batch that needs the segment then fails."""
+        If the disk has no space, only log a warning. The commit batch that needs the segment waits for space."""
         try:
             self.node_log.wal.prepare()
         except StorageFailed as error:

@@ -60,7 +60,9 @@ class UnknownLevel(StartupError):
 
 
 STOPS_NODE: Final = (StorageFailed, ClosedError, StoresDamaged, LogGap, UnknownLevel)
-"""Errors that concern the whole node instead of a single group. After such an error the node stops."""
+"""Errors that concern the whole node instead of a single group.
+
+After such an error the node stops. After a failed write to the stores, its process goes on, but applies nothing."""
 
 
 class Step(StrEnum):
