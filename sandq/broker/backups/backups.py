@@ -28,12 +28,12 @@ from sandq.protocol.requests_backup import (
 )
 
 CHECKS_AT_ONCE: Final = 2
-"""Maximum number of chunks whose rows are validated in threads at the same time."""
+"""Maximum number of chunks of restores whose rows are validated in threads at the same time."""
 
 
 class Backups:
-    """Handles these requests on one node. The methods for a partition raise UnknownTopic, UnknownPartition,
-    NotLeader."""
+    """Handles requests for backups and restores on one node. The methods for a partition raise UnknownTopic,
+    UnknownPartition, NotLeader."""
 
     def __init__(self, catalog: Catalog, exports: Exports, log_reads: LogReads) -> None:
         self._catalog = catalog
@@ -56,7 +56,7 @@ class Backups:
         raise Unavailable("this node cannot get the current list of topics at present; ask again in a moment")
 
     async def begin(self, request: BackupBegin, caller: Caller) -> dict[str, Any]:
-        """Begin an export of a partition's rows. Raise Overloaded, Unavailable."""
+        """Begin an export of a partition's rows, and return the fields of `Begun`. Raise Overloaded, Unavailable."""
         return (await self._exports.begin(self._host(request))).shown()
 
     async def read(self, request: BackupRead, caller: Caller) -> Piece:

@@ -42,6 +42,7 @@ class Begun(NamedTuple):
     """A new export: the rows of a partition as of one log entry."""
 
     export: int
+    """Number of the export."""
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     """Raft index of the last entry that the rows include."""
     time_ms: int
@@ -92,7 +93,7 @@ class Exports:
         self._is_watched = False
 
     async def begin(self, host: RaftGroup) -> Begun:
-        """Export the rows of a partition, including all writes acknowledged before this call.
+        """Begin an export of the rows of a partition. They include all writes acknowledged before this call.
 
         Raise NotLeader; Overloaded if the maximum number of exports exists; Unavailable while the partition is being
         restored or its clock is being set back."""
@@ -124,7 +125,9 @@ class Exports:
         return begun._replace(export=number, bytes=max(size, int(host.status.bytes)))
 
     def _view(self, host: RaftGroup) -> tuple[StoresSnapshot, Begun]:
-        """Return a snapshot of the rows and a description of the export. Runs on the apply thread."""
+        """Return a snapshot of the rows, and a description of the export without its number and size.
+
+        Runs on the apply thread."""
         replica = host.replica
         assert isinstance(replica, PartitionReplica)
         machine = replica.machine

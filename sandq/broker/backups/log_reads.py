@@ -55,6 +55,7 @@ class LogReads:
     async def read(self, host: RaftGroup, request: BackupLog) -> LogPart:
         """Return the entries after `request.after`, and pin the entries after `request.pin`.
 
+        If `request.after` is None, return no entries, only the state of the log, so that a reader can begin there.
         Raise NotLeader; Overloaded if too many readers use the log."""
         time_ms = self._now_ms()
         await host.read()
@@ -89,7 +90,7 @@ class LogReads:
             self._links.send(node, PeerFrame.LOG_PINNED, (host.number, reader, index))
 
     def on_frame(self, node: str, body: Any) -> bool:
-        """Handle the position of a reader as reported by a leader. Return whether the frame is well-formed."""
+        """Pin the entries after the position of a reader, which a leader reports. Return whether the frame is valid."""
         if not isinstance(body, tuple) or [type(part) for part in body] != [int, str, int]:
             return False
         group, reader, index = body
@@ -115,7 +116,7 @@ def _gone(journal: GroupJournal, after: int, term: int | None, applied: int) -> 
 
 
 def _entries(journal: GroupJournal, after: int, last: int, max_bytes: int, committed: int) -> list[Any]:
-    """Return the entries after `after` up to `last`: at most `max_bytes`, or a single larger entry.
+    """Return the entries after `after` up to `last`: at most `ENTRIES_MOST` and `max_bytes`, or a single larger entry.
 
     For a skipped entry, return its replacement (ADR 46). `committed`: Raft index up to which the log is committed."""
     found: list[Any] = []

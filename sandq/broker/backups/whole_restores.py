@@ -39,7 +39,7 @@ class WholeRestores:
         self._links = links
         self._numbers = count(secrets.randbits(62))  # random: replies to a previous process match no number
         self._asked: dict[int, tuple[str, Callable[[Sequence[int]], None]]] = {}
-        """By number of the request: (node that was asked, callback that receives the complete groups of this node)."""
+        """By number of the request: (node that was asked, callback for the complete groups in its reply)."""
 
     # -- requesting side ------------------------------------------------------------------------------------------
 
@@ -137,6 +137,6 @@ def _are_ints(parts: Sequence[Any]) -> bool:
 
 
 def _named(partitions: Sequence[int]) -> str:
-    """Return a text with up to `NAMED` partitions and the number of further partitions."""
+    """Return a text with the first `NAMED` partitions, and the number of the others if there are more."""
     more = f" and {len(partitions) - NAMED} more" if len(partitions) > NAMED else ""
     return ", ".join(map(str, partitions[:NAMED])) + more

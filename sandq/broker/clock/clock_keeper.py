@@ -90,7 +90,7 @@ class ClockKeeper:
         self._reason: str | None = None
         self._standing = Standing.GOOD
         self._since_s = 0.0
-        """Time in s (monotonic) at which this clock's state last became worse. Earlier reports of peers may be
+        """Time in s (monotonic) at which this clock's state last became worse. Reports that peers sent before may be
         outdated."""
         self._held: list[RaftGroup] = []
         """Groups that this node has just begun to lead, and now hands over. Meanwhile these groups accept no
@@ -142,7 +142,7 @@ class ClockKeeper:
         return self._standings().get(node, own) <= own
 
     def _standings(self) -> dict[str, Standing]:
-        """Return the recent states that the peers reported."""
+        """Return the clock states that peers reported recently, by node."""
         return self._clock.peers.recent_standings(self._clock.monotonic_s())
 
     def _ask(self, node: str) -> None:

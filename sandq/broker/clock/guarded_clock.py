@@ -76,6 +76,7 @@ class GuardedClock:
         self.peers = PeerClocks(self._max_drift_s, monotonic())
         self._last = self._offset = 0.0
         self._stepped = False
+        """True while the wall clock differs by more than `max_drift_ms`, and is not followed."""
         self._follow()
 
     def listen(

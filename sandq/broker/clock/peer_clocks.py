@@ -11,7 +11,7 @@ Every node judges only its own clock. A verdict must hold for all possible value
 - *Disputed*: as many clocks contradict this clock as agree with it, so the median does not decide. Then a clock that
   has agreed before takes precedence over a clock that was just started.
 - *Agreed*: the clock certainly agrees with a majority of the cluster, including itself.
-- *Uncompared*: there are peers, but for some time it was not certain that the clock agrees.
+- *Uncompared*: the clock has not agreed yet, there are peers, and for some time no verdict was certain.
 
 A clock that has not agreed yet, or is off, stamps no entries for some time. In this time, the other clocks may confirm
 this clock, or nodes with correct clocks may take over.
@@ -68,7 +68,7 @@ class Interval(NamedTuple):
         return (self.low_s + self.high_s) / 2
 
     def less(self, seconds: float) -> Interval:
-        """Return the range relative to a clock that is `seconds` ahead."""
+        """Return the range, reduced by `seconds`: the same difference, measured from a clock that is ahead by them."""
         return Interval(self.low_s - seconds, self.high_s - seconds)
 
 
@@ -125,14 +125,15 @@ class PeerClocks:
         self.off = False
         self.disputed = False
         self.agreed = False
-        """True if this node's clock has agreed with a majority of the cluster since its start."""
+        """True once this node's clock has agreed with a majority of the cluster. False again if there is no verdict for
+        so long that the clock may have drifted by `max_drift`."""
         self.heard_majority = False
         """True if the clocks of a majority are known, even if they are known too imprecisely for a verdict."""
         self.nodes = 0
         """Number of nodes in the cluster, including this one; 0 if unknown."""
         self.uncompared = False
-        """True if there are peers, but for more than `COMPARED_WITHIN_S` there was no verdict about this node's
-        clock."""
+        """True if there are peers, `agreed` is False, and for more than `COMPARED_WITHIN_S` there was no verdict about
+        this node's clock."""
         self._max_drift_s = max_drift_s
         self._certain_s = now_s
         """Time in s of the last verdict, or of the first link after a time without peers, whichever was later."""
@@ -166,9 +167,9 @@ class PeerClocks:
         peer.add(Sample(asked_s, guarded_s - asked_s - error_s, error_s))
 
     def worse(self, node: str, standing: Standing) -> None:
-        """Record a state that a peer reported in a request, whose age is unknown.
+        """Record the state of its own clock that a peer reported in a request. The age of the report is unknown.
 
-        A worse state counts. A better state is ignored, because it may be outdated."""
+        So a worse state than before counts, but a better state is ignored, because it may be outdated."""
         if node in self._peers:
             self._peers[node].standing = max(standing, self._peers[node].standing)
 
@@ -261,8 +262,8 @@ class PeerClocks:
     def better(self, than: Standing, since_s: float, own_base_s: float, now_s: float) -> set[str]:
         """Return the peers that should lead instead of this node.
 
-        Such a peer has reported a better state than `than` since `since_s`. The peer's clock is possibly within
-        `max_drift` of the median of all clocks."""
+        Such a peer has reported a better state than `than` since `since_s`. In addition, its clock may be within
+        `max_drift` of the median of all clocks: the measurements do not rule this out."""
         offsets = self.offsets(own_base_s, now_s)
         low, high = _median_intervals([_HERE, *offsets.values()])
         since_s = max(since_s, now_s - FRESH_S)

@@ -15,9 +15,9 @@ LONGEST_SLEEP_S = 1.0
 """Maximum sleep in s. Sleeps must be short, because the guarded clock may be slewed and the machine suspended
 meanwhile."""
 STALE_LEAST = 64
-"""Number of cancelled timers that may stay in the heap.
+"""Number of cancelled timers that may always stay in the heap.
 
-Above this number, cancelled timers are removed as soon as they are more than half of the heap."""
+If there are more, they are removed as soon as they are more than half of the heap."""
 
 
 class Timer:
@@ -73,7 +73,7 @@ class Timers:
         return len(self._heap)
 
     def note_cancelled(self) -> None:
-        """Note that a timer in the heap was cancelled."""
+        """Count a timer in the heap that was cancelled. If too many are counted, remove them from the heap."""
         self._stale += 1
         if self._stale > max(STALE_LEAST, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if entry[2].call is not None]
@@ -91,7 +91,7 @@ class Timers:
         self._wake.set()
 
     def pause_ms(self, ms: int) -> int:
-        """Return the pause in ms before more background work. A subclass may change the pause."""
+        """Return the length in ms of a pause of `ms`. In tests with virtual time, a subclass returns 0."""
         return ms
 
     async def run(self) -> None:

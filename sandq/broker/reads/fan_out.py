@@ -20,7 +20,7 @@ GROUP_WORK: Final = 4
 
 
 async def read_all(hosts: Sequence[RaftGroup]) -> None:
-    """Run `RaftGroup.read` for all groups at once: wait until each has applied everything acknowledged before this call.
+    """Run `RaftGroup.read` for all groups at once: wait until each has applied all entries acknowledged before.
 
     Raise the errors of `RaftGroup.read`."""
     time_slice, begun = TimeSlice(), []
