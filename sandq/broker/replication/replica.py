@@ -196,7 +196,7 @@ class Delivery(LeasedPieces):
     generation: int
     """Generation of the consumer group when the lease was read. A seek that revokes all leases raises the generation.
 
-    If the group has a higher generation when the lease is to be sent, the lease is revoked: its messages may have been
+    If the group's generation has risen before the lease is sent, the lease is revoked: its messages may have been
     cancelled or moved."""
     returning: bool
     """True if the messages of the lease were leased before."""
