@@ -36,7 +36,7 @@ CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota
 class Identities:
     """Handles requests about identities and roles.
 
-    All methods raise the errors of `MetadataChanges`. Until all nodes support identities, they raise Conflict.
+    All methods that make changes raise the errors of `MetadataChanges`.
     """
 
     def __init__(self, changes: MetadataChanges) -> None:
@@ -165,8 +165,8 @@ def _changed(
 def _without(grants: Sequence[str], remove: Any) -> list[str]:
     """Return the grants without those in `remove`.
 
-    Raise InvalidRequest if a grant in `remove` does not exist. Otherwise, after a typing error, the grant that should
-    be removed would silently stay.
+    Raise InvalidRequest if a grant in `remove` is not among the grants. Otherwise, after a typing error, the grant that
+    should be removed would silently stay.
     """
     if not isinstance(remove, list):
         raise InvalidRequest("remove: a list of grants is expected")

@@ -41,8 +41,8 @@ INIT_S = 5.0
 class Cluster:
     """This node's membership in its cluster.
 
-    `mode`: how the cluster begins. `on_joined` is called when this node has joined a new cluster. `changed`: set by
-    every event that may require work in `run`.
+    `mode`: how the cluster begins. `on_joined` is called once this node has recorded the UUID of its cluster.
+    `changed`: set by every event that may require work in `run`.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class PeerDispatch:
 
 
 def _is_settled(body: Any) -> bool:
-    """Return whether a body is a tuple of (group, epoch, whole)."""
+    """Return whether a body is a tuple of reports (group, epoch, whole)."""
     return isinstance(body, tuple) and all(
         isinstance(report, tuple) and [type(part) for part in report] == [int, int, bool] for report in body
     )

@@ -21,7 +21,7 @@ from sandq.model.push_targets import PushRules
 
 
 class Administration:
-    """Makes changes of topics, restored topics and nodes, one change at a time."""
+    """The components that change topics, restore topics, and change nodes. Only one change runs at a time."""
 
     def __init__(
         self,

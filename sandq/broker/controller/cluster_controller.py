@@ -83,7 +83,7 @@ class ClusterController:
         self._reassign_after_ms = reassign_after_ms
         self._partitions_per_node = partitions_per_node
         self._settled: dict[int, tuple[int, bool]] = {}
-        """By group: (epoch, whole) of the latest `Report` of the group's leader. Recorded reports are removed."""
+        """By group: (epoch, whole) of the latest `Report` of the group's leader. `_settle` removes and records them."""
         self._missing: dict[str, float] = {}
         """By node: time in s since which the node is missing, on trio's clock."""
         self._checked_s = 0.0

@@ -46,8 +46,8 @@ class FeatureLevel:
     async def finalize(self, metadata: RaftGroup, *, dry_run: bool) -> Finalized:
         """Raise the level to the highest level that every node supports. A raise cannot be undone.
 
-        `dry_run`: only return the levels, and change nothing. Raise Conflict if the cluster has the highest level
-        already; the error names the nodes that support no higher level."""
+        `dry_run`: only return the levels, and change nothing. Raise Conflict if the cluster has this level already; the
+        error names the nodes that support no higher level."""
         metadata.check_ready()
         view: MetadataView = metadata.status
         before, after = view.feature_level, self._reachable(metadata)

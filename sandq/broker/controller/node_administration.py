@@ -34,7 +34,7 @@ from sandq.protocol.requests_admin import (
 log = structlog.get_logger("sandq.broker")
 
 DROP_WAIT_S = 30.0
-"""Time in s in which a group must drop a member whose replica is rebuilt."""
+"""Maximum time in s to wait until a group has dropped the member whose replica is rebuilt."""
 
 
 class NodeAdministration:
@@ -130,8 +130,8 @@ class NodeAdministration:
         self._changes.check_ready()
 
         async def change() -> None:
-            """Remove the replica from the assignment, wait until the group has dropped this replica, and assign it
-            again."""
+            """Remove the replica from the assignment, wait until the group has dropped this replica, and assign a new
+            replica on the same node."""
             placed = self._placed(topic, partition, node)
             self._check_others(topic, partition, placed, node)
             self._rebuilding.add(placed.group)

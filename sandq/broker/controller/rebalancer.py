@@ -240,7 +240,7 @@ class Rebalancer:
             if first == led.host.group.member or led.busy or led.wanted.moving or not led.host.works:
                 continue
             if first == led.preferred and now_s - led.since_s < LED_S:
-                continue  # if the assignment now prefers another node than at `since_s`, there is no pause
+                continue  # wait for `LED_S`, unless the assignment was changed to another leader since `since_s`
             if first in led.host.members.voters and node_of(first) in up:
                 self._hand_over(led, first, nursery)
 

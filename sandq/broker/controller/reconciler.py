@@ -158,7 +158,7 @@ class Reconciler:
             if leader is not None:
                 self._close(leader, moved)
             else:
-                self._close_group(group, moved)  # its recovered log must not appear in a later replica
+                self._close_group(group, moved)  # drop the recovered log: a later replica must not start with it
         await self._remove(gone, view.applied_index)
 
     async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:

@@ -269,7 +269,7 @@ class TopicAdministration:
         return await self._changes.run(change)
 
     async def configure(self, name: str, record: dict[str, Any]) -> None:
-        """Apply these settings to the partitions of a topic that this node leads."""
+        """Store the settings `record` in those partitions of the topic `name` that this node leads."""
         hosts = [leader.raft_group for leader in self._catalog.topic(name).led().values()]
         await call_all([(host, c.Configure(record)) for host in hosts if host.status.settings != record])
 

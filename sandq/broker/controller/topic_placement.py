@@ -105,8 +105,9 @@ class TopicPlacement:
         return choice.added
 
     def _check_nodes(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Raise TooLarge if a node would hold more partitions than allowed. This happens only if the free capacity of
-        all nodes together is too small.
+        """Raise TooLarge if a node would hold more partitions than allowed, and more than before.
+
+        This happens only if the free capacity of all nodes together is too small.
 
         `before`, `after`: number of partitions on each node."""
         most = self._limits.partitions_per_node

@@ -24,11 +24,11 @@ PING_S: Final = 0.5
 SILENCE_S: Final = 3.0
 """Seconds without receiving, or without the peer accepting data, after which the link is closed."""
 SEND_BYTES: Final = 1 << 20
-"""Maximum bytes of queued frames that are sent together. A larger frame is sent alone, without being copied."""
+"""Maximum size in bytes of queued frames that are sent together. A larger frame is sent alone, without being copied."""
 QUEUE_BYTES: Final = 32 << 20
-"""Bytes of queued frames at which `accepts` becomes False."""
+"""Total size in bytes of the queued frames from which on `accepts` is False."""
 QUEUE_MOST_BYTES: Final = QUEUE_BYTES + FRAME_BYTES
-"""Maximum bytes of queued frames.
+"""Maximum total size in bytes of the queued frames.
 
 If a sender checks `accepts` before each frame, only its last frame and PINGs exceed `QUEUE_BYTES`. A frame that would
 exceed `QUEUE_MOST_BYTES` closes the link. If that frame were dropped instead, the peer would get later frames without
@@ -60,7 +60,7 @@ class PeerLink:
         self.peer = peer
         self.secret = secret
         self.waiting_bytes = 0
-        """Bytes of frames that are queued or being sent."""
+        """Total size in bytes of the frames that are queued or being sent."""
         self.why = ""
         """Reason why the link ended; empty while it is open."""
         self._stream = stream

@@ -122,8 +122,9 @@ class PeerLinks:
         self._up: dict[str, Peer] = {}
         self._slots = PeerSlots(self._sources)
         self._addresses: dict[str, tuple[Address, frozenset[str]]] = {}
-        """By peer: its address, and its known sources (`source_of`). Sources come from resolving the address and from
-        links."""
+        """By peer: its address, and its known sources (`source_of`).
+
+        The sources are the resolved addresses, and the addresses from which the peer has connected."""
         self._streams = 0
         """Number of open streams that other nodes have opened."""
         self._logged: set[tuple[str, str]] = set()

@@ -33,7 +33,7 @@ ARRAY_ITEMS: Final = 1 << 20
 MAP_ITEMS: Final = 1 << 16
 RECEIVE_BYTES: Final = 64 << 10
 RECEIVE_MORE_BYTES: Final = 1 << 20
-"""Bytes to receive at once if a frame still lacks at least this number of bytes."""
+"""Maximum number of bytes to receive at once while a large frame is incomplete. Otherwise, see `RECEIVE_BYTES`."""
 PIECE_BYTES: Final = 256 << 10
 """Size of the pieces in which data is sent, in bytes. The receiver must accept each piece within `silence_s`."""
 BULK_SILENCE_S: Final = 90.0
@@ -164,7 +164,7 @@ class PeerStream:
     async def farewell(self, data: bytes) -> None:
         """Send the last bytes, and wait until the other side has closed the connection, at most `FAREWELL_S`.
 
-        If this side closed the connection while it has unread data, the last bytes could be lost in transit."""
+        If this side closed the connection before it has read all received data, the last bytes could be lost."""
         with trio.move_on_after(FAREWELL_S):
             try:
                 await self._stream.send_all(data)

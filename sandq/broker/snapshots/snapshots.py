@@ -56,9 +56,9 @@ waiting."""
 
 
 def needing(host: RaftGroup) -> list[str]:
-    """Return the members to which this node must send a snapshot.
+    """Return the members to which this node must send a snapshot; none if this node does not lead the group.
 
-    The node must lead the group, but need not be ready. If all reachable members need a snapshot, the group has no
+    The leader sends snapshots even before it is ready. If all reachable members need a snapshot, the group has no
     majority until they have received the snapshot."""
     return [] if host.failed is not None else sorted(host.group.lagging)
 
@@ -206,7 +206,8 @@ class Snapshots:
         await trio.sleep(pause_s)
 
     async def _send_to(self, host: RaftGroup, member: str, pin: LogPin, scope: trio.CancelScope, times: int) -> None:
-        """Make one attempt to send a snapshot, at `times` times the rate. If the pin is lost, it cancels `scope`."""
+        """Make one attempt to send a snapshot, at `times` times the rate. If the pin is lost, it cancels `scope`,
+        which ends the attempt."""
         view = await self._view(host)
         log.info("sending a snapshot", group=host.number, to=member, index=view.meta.index, size=view.meta.total_bytes)
         answer: Answer | None = None

@@ -3,12 +3,13 @@
     sender                        receiver
     OFFER (Meta)            ->
                             <-    RESUME (key | nil), or REFUSE (held, reason) and the end
-    CHUNK, at most WINDOW   ->
-    that are not answered   <-    ACK each; the last one: DONE, once it is installed, or FAILED (reason)
+    CHUNK                   ->
+                            <-    ACK; for the last chunk DONE, once the snapshot is installed; or FAILED (reason)
 
-When the connection ends, the receiver keeps the received rows. If the same snapshot is offered again, the transfer
-continues after these rows. If a different snapshot is offered, the transfer starts from the beginning. `read_chunk` and
-`Sink` use threads to read, check and write the rows. This module only passes bytes on, one chunk at a time.
+The sender waits while `WINDOW` chunks are not answered yet. When the connection ends, the receiver keeps the received
+rows. If the same snapshot is offered again, the transfer continues after these rows. If a different snapshot is
+offered, the transfer starts from the beginning. `read_chunk` and `Sink` use threads to read, check and write the rows.
+This module only passes bytes on, one chunk at a time.
 """
 
 from __future__ import annotations
