@@ -76,7 +76,7 @@ class TopicAdministration:
     async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
         """Create a topic. Return when the topic accepts messages.
 
-        Raise InvalidRequest, TopicExists; Conflict if a node does not support such a topic."""
+        Raise InvalidRequest, TopicExists; Conflict if the cluster's feature level is too low for such a topic."""
         name, kind, partitions = request.name, request.kind, request.partitions
         check_name("topic", name)
         if kind not in CLASSES:

@@ -42,7 +42,8 @@ class TopicRestores:
         """Create a shut topic with all of its partitions. If the same restore has created the topic, add missing
         partitions.
 
-        Raise TopicExists, InvalidRequest, InvalidSetting; Conflict if a node does not support such a topic."""
+        Raise TopicExists, InvalidRequest, InvalidSetting; Conflict if the cluster's feature level is too low for such a
+        topic."""
         name, kind = check_name("topic", request.name), request.kind
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r:.40} is unknown; this version has: {', '.join(CLASSES)}")
