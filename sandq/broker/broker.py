@@ -119,7 +119,7 @@ class Broker:
         log_reads: LogReads,
         nursery: trio.Nursery,
     ) -> None:
-        """`nursery` must outlive every connection."""
+        """`nursery`: runs the tasks of reads, watches and exports. It must outlive every connection."""
         self.node_log = node_log
         self.clock = clock
         self.limits = limits
@@ -264,7 +264,7 @@ class Broker:
             )
 
     def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
-        """Ack, nack or extend leases. A lease of a deleted topic counts as lost."""
+        """Ack, nack or extend leases. If their topic was deleted, raise LeaseLost."""
         host = self.catalog.of_group(request.group_number, request.partition).raft_group
         topic = self.catalog.view.partition_of_group.get(request.group_number, ("", 0))[0]
         items: Any = request.items

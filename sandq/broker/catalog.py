@@ -249,7 +249,8 @@ class Catalog:
         self._routes.led(number, 0, False)
 
     def changed(self, before: Topic, opened: OpenTopic) -> None:
-        """Apply a change of a topic's metadata."""
+        """Pass changed settings of a topic to its partitions. If it has more partitions than `before`, end its
+        subscriptions."""
         name = opened.record.name
         for leader in opened.partitions.values():
             self._configure(name, leader)
@@ -261,7 +262,8 @@ class Catalog:
     # -- leading --------------------------------------------------------------------------------------------------
 
     def _on_ready(self, name: str, leader: PartitionLeader, ready: bool) -> None:
-        """React when this node starts or stops leading a partition."""
+        """End the topic's subscriptions, because this node starts or stops leading a partition. If it starts, begin the
+        leader's work."""
         self._led.pop(name, None)
         opened = self.topics.get(name)
         if opened is None or opened.partitions.get(leader.partition) is not leader:

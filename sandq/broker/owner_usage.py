@@ -102,7 +102,7 @@ class OwnerUsage:
     # -- sums -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Sum up once a second. Call this only after the node has joined its cluster."""
+        """Call `update` once a second, until cancelled. Start this only after the node has joined its cluster."""
         while True:
             await self.update()
             await trio.sleep(SUM_S)

@@ -68,7 +68,7 @@ class Backups:
         self._exports.end(request.export)
 
     async def log(self, request: BackupLog, caller: Caller) -> LogPart:
-        """Return entries of a partition's log. Raise Conflict, Overloaded."""
+        """Return entries of a partition's log (see `LogReads.read`). Raise Overloaded."""
         return await self._log_reads.read(self._host(request), request)
 
     # -- restoring ------------------------------------------------------------------------------------------------

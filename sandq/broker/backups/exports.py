@@ -74,8 +74,11 @@ class _Export:
     rows: StoresSnapshot
     exporter: Exporter
     used_s: float
+    """Time in s (trio's clock) at which the export was last read."""
     reads: int = 0
+    """Number of pieces that are being read now."""
     is_over: bool = False
+    """True once the export has ended. It is deleted when no piece is being read any more."""
 
 
 class Exports:

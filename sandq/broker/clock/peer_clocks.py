@@ -44,7 +44,7 @@ of two crystals."""
 class Standing(enum.IntEnum):
     """The state of a node's clock relative to the other clocks.
 
-    Leadership moves only to a node with a better state, so it never moves back and forth.
+    Because of clocks, leadership moves only to a node with a better state, so it never moves back and forth.
     """
 
     GOOD = 0

@@ -43,7 +43,7 @@ class Report(NamedTuple):
     version: int
     leased: int
     may_have: int
-    """Number of messages that may be in flight."""
+    """Maximum number of messages in flight, according to the share that the partition applies."""
     returned_us: int
     used: int
     wants_in_flight: int
@@ -122,8 +122,8 @@ class LimitHome:
         """Return the confirmations that are in reports and not in the ledger yet, and the shares after these
         confirmations.
 
-        Each confirmation is an item of `ShareLimit`: (partition, version, number of leased messages, returned time in
-        µs)."""
+        Each confirmation is an item of `ShareLimit`: (partition, version, number of leased messages,
+        `returned_us`)."""
         limit, shares = ledger.limit, dict(ledger.shares)
         confirmed: list[tuple[int, int, int, int]] = []
         for partition, (report, _) in self._reports.items():

@@ -69,7 +69,7 @@ class LimitPlan:
         self._began: dict[int, tuple[int, int]] = {}
         """By partition: start of its current turn in ms, and the value of `used` at that time."""
         self._ended_ms: dict[int, int] = {}
-        """Time in ms at which the last turn ended, by partition."""
+        """By partition: time in ms at which its last turn ended."""
 
     def plan(self, limit: GroupLimit, uses: Mapping[int, PartitionUse], now_ms: int) -> dict[int, Target]:
         """Return the new targets of the partitions whose share should change.

@@ -101,7 +101,7 @@ class EntrySkips:
         view = self._catalog.view
         topic = view.topics.get(request.topic)
         if topic is None:
-            return self._catalog.partition(request.topic, request.partition).raft_group  # raises the client's error
+            return self._catalog.partition(request.topic, request.partition).raft_group  # raises UnknownTopic or Unsure
         if request.partition >= len(topic.partitions):
             raise UnknownPartition(
                 f"topic {request.topic!r} has no partition {request.partition}; it has {len(topic.partitions)}"

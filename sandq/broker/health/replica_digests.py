@@ -60,7 +60,7 @@ class _Comparison:
     nodes: frozenset[str]
     """Nodes that have a replica of the group."""
     answers: dict[str, tuple[int, bytes | None]] = field(default_factory=dict)
-    """(Index, digest) by node. The digest is None if the node could not compute it."""
+    """By node: (Raft index of the TAKE_DIGEST entry, digest). The digest is None if the node could not compute it."""
     changed: trio.Event = field(default_factory=trio.Event)
 
 

@@ -18,7 +18,7 @@ from sandq.broker.stats.node_stats import NodeStats
 
 LEAST_MS: Final = 3
 MOST_MS: Final = 18
-"""Longest window in ms. A message may be late by up to this time."""
+"""Longest window in ms. A message may be late by up to this time, unless its topic sets `precision`."""
 MESSAGES_PER_S: Final = 60
 """The length of the window in ms is the number of messages leased per second, divided by this number."""
 STORE_MS: Final = 5

@@ -39,7 +39,7 @@ SHARED_GRANT_MESSAGES = 64
 """Maximum number of messages of one grant if several consumers have credit. So due messages are spread over the
 consumers."""
 RETRY_MS = 50
-"""Pause after a refusal (overload, no settled leader), in ms."""
+"""Pause in ms before the next attempt, if a command was refused or a lease granted nothing."""
 FIRST_WINDOW = 256
 """If partitions share a consumer's credit: number of messages that each may request, even if its window is smaller.
 
@@ -385,7 +385,7 @@ class PartitionLeader:
 
     @property
     def _span_ms(self) -> int:
-        """Time span of the messages in one lease, in ms. A message may be late by this time."""
+        """Time span of the messages in one lease, in ms. A message may be late by up to this time."""
         precision_ms = self._precision_ms
         return self._window.span_ms if precision_ms is None else self._timers.pause_ms(precision_ms)
 
@@ -445,7 +445,7 @@ class PartitionLeader:
         return bool(self.watchers.get(name)) or 0 <= self._clock.now_ms() - self._asked_ms.get(name, 0) < HUNGRY_MS
 
     def note_asked(self, name: str) -> None:
-        """Record a LEASE request for a group. Such a request comes from a consumer without a subscription."""
+        """If a group has limits, record a LEASE request for it, which a consumer without a subscription has sent."""
         if self.raft_group.status.limits is not None and name in self.raft_group.status.limits.allowances:
             self._asked_ms[name] = self._clock.now_ms()
             self._on_limits(self)
@@ -675,7 +675,7 @@ class PartitionLeader:
         self._expire(self.raft_group.status)
 
     def _expired(self, result: Any) -> None:
-        """Handle the result of an Expire command: continue if it was applied, else try again after `RETRY_MS`."""
+        """Handle the result of an Expire command: if it was applied, check again at once, else after `RETRY_MS`."""
         self._expiring = False
         if self.closed:
             return

@@ -43,11 +43,11 @@ PAUSE_MS: Final = 20
 Schedules that become due between two rounds fire together. The pause rarely delays a message: most messages are created
 long before their time."""
 RETRY_MS: Final = 50
-"""Pause after a refusal (overload, no settled leader), in ms."""
+"""Pause in ms before the next round, if a command was refused."""
 FULL_MS: Final = 1000
-"""Pause while the disk is full, in ms."""
+"""Pause in ms between two rounds, while the disk is full."""
 UNPLANNABLE_MS: Final = 1000
-"""Pause while schedules are due that this node cannot plan, in ms."""
+"""Pause in ms between two rounds, while this node cannot plan some of the due schedules."""
 
 
 class ScheduleFiring:

@@ -124,6 +124,8 @@ def no_bytes(answer: Any) -> int:
 
 
 class _Key(NamedTuple):
+    """A group, and whether its queries allow stale answers. Both kinds of queries have separate rounds."""
+
     host: RaftGroup
     stale: bool
 
@@ -136,9 +138,9 @@ class LinearizableReads:
         self._nursery = nursery
         self._runner = runner
         self._coming: dict[_Key, list[_Asked[Any]]] = {}
-        """By group: queries of the round that begins at the end of this iteration of the event loop."""
+        """By group and kind: queries of the round that begins at the end of this iteration of the event loop."""
         self._waiting: Counter[_Key] = Counter()
-        """Number of unanswered requests, by group."""
+        """Number of unanswered requests, by group and kind."""
 
     async def ask(
         self,

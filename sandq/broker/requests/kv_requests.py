@@ -20,7 +20,7 @@ from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch, p
 
 T = TypeVar("T")
 KEYS_MOST: Final = 2048
-"""Maximum number of keys in one answer. The client requests the remaining keys again."""
+"""Maximum number of keys in one answer. The client sends a further request for the remaining keys."""
 KEYS_OF_WORK: Final = 8
 """Number of key look-ups that cost the same as the look-up of one message."""
 
@@ -102,8 +102,8 @@ class KvRequests:
     def check_partitions(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
         """Raise InvalidRequest if a key belongs to another partition.
 
-        Then the client does not know the topic's delimiter, or still uses the number of partitions of a deleted topic.
-        Without this error, the client would conclude that the key does not exist."""
+        In this case, the client does not know the topic's delimiter, or still uses the number of partitions of a
+        deleted topic. Without this error, the client would conclude that the key does not exist."""
         opened = self._broker.catalog.topics.get(request.topic)
         if opened is None or opened.record.kind != COMPACTED:
             return  # the request fails later with the reason

@@ -611,7 +611,9 @@ def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
 
 
 def _members(host: RaftGroup) -> list[dict[str, Any]]:
-    """Return a row for each member of a Raft group that this node leads. `behind`: entries that the member lacks."""
+    """Return a row for each member of a Raft group that this node leads.
+
+    `behind`: number of committed entries that the member lacks."""
     group = host.group
     voters, learners = host.members
     rows = []

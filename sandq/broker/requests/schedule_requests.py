@@ -55,7 +55,7 @@ EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
 EXISTS: a schedule of this name exists already. CONFLICT: the schedule has another version than requested. NOT_FOUND:
 there is no schedule of this name."""
 ROUNDS_MOST: Final = 50
-"""Maximum number of rounds for a request. In each round, schedules are read and planned again if they have changed."""
+"""Maximum number of rounds for a request. Each round reads and plans the schedules that are not finished yet."""
 WAITING_ROUNDS: Final = 25
 """Number of rounds in which a put leaves out schedules that are due, so that they can fire first.
 
