@@ -31,8 +31,10 @@ SAMPLES_KEPT: Final = 8
 FRESH_S: Final = 10.0
 """Age in s above which a sample or report is ignored."""
 COMPARED_WITHIN_S: Final = 10.0
-"""Maximum time in s for which a clock waits to be compared, and stamps no entries. The wait begins at the start of the
-node, or at its first link."""
+"""Maximum time in s for which a clock waits to be compared, and stamps no entries (`PeerClocks.waits`).
+
+The wait begins at the start of the node, at its first link, when its clock becomes off, or when the last known clock of
+a peer is lost."""
 AGREE_OF_DRIFT: Final = 0.75
 """Fraction of `max_drift`. A clock that was off or disputed agrees again only within this smaller distance, so that the
 state does not flap."""
@@ -193,6 +195,7 @@ class PeerClocks:
         self.heard_majority = bool(offsets) and 2 * (len(offsets) + 1) > self.nodes
         if offsets:
             low, high = _median_intervals([_HERE, *offsets])
+            # Clocks that are certainly at most `max_drift` away.
             near = [o for o in offsets if -self._max_drift_s <= o.low_s and o.high_s <= self._max_drift_s]
             if self._judge(low, high, 2 * (len(near) + 1) > self.nodes):
                 self._certain_s = now_s

@@ -107,4 +107,4 @@ class Timers:
                 seconds = min(seconds, self._clock.seconds_until(self._heap[0][0]))
             with trio.move_on_after(seconds):
                 await self._wake.wait()
-            self._sleeping_until_ms = 0
+            self._sleeping_until_ms = 0  # awake: a new timer needs no wake-up

@@ -42,6 +42,7 @@ class Report(NamedTuple):
     epoch: int
     version: int
     leased: int
+    """Number of messages in flight."""
     may_have: int
     """Maximum number of messages in flight, according to the share that the partition applies."""
     returned_us: int

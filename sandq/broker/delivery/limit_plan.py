@@ -29,7 +29,7 @@ class PartitionUse(NamedTuple):
     units: int
     """The partition's current share of the rate, in units."""
     used: int
-    """Number of messages leased since the limits were set."""
+    """Number of messages leased since the limits were set; -1 if unknown."""
     wants_in_flight: int = 0
     """Number of due messages that wait because too many are in flight."""
     wants_rate: bool = False

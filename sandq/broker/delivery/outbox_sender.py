@@ -149,6 +149,7 @@ class OutboxSender:
         finally:
             self._busy[leader].discard(target)
             self._stuck.get(leader, {}).pop(target, None)
+        # A batch that came after the last check found this target busy, so no task sends it yet.
         if self._epoch(leader, target) is not None and leader.raft_group.works and not leader.closed:
             self.on_change(leader)
 

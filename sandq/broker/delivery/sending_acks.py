@@ -58,6 +58,8 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
             _check(fields, at_ms, is_delay, now_ms, limits, target_of(topic, partition), own_limits)
         except InvalidRequest as error:
             raise type(error)(f"message {number} for topic {topic.name!r}: {error.message}", **error.details) from None
+        # A message for the partition of the acked message is stored in the log entry of the ack. Other messages go
+        # through the outbox.
         is_here = topic.number == own.number and partition == request.partition and topic.kind != COMPACTED
         target = (None, None) if is_here else (topic.number, partition)
         messages.append((*target, at_ms, is_delay, fields))

@@ -68,6 +68,7 @@ class EntrySkips:
         stored = journal[index - journal.first_index][0]
         if stored[0] != REGULAR:
             raise Conflict(f"entry {index} belongs to Raft itself: it cannot be skipped")
+        # If commands of the entry were skipped before, continue with the entry that replaced it.
         command = journal.replacement(index, host.group.commit_index) or stored[1:]
         skip_id = secrets.token_bytes(SKIP_ID_BYTES)
         replacement, described = replacement_of(host.number, skip_id, command, _chosen(request, failure), failure)

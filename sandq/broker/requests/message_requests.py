@@ -196,7 +196,7 @@ class MessageRequests:
         """Check how the targets name their messages.
 
         In a fair topic, a name must have no key. In any other topic, a name must have no tenant. Otherwise raise
-        InvalidRequest."""
+        InvalidRequest. For the parts of a target, see `protocol.requests_messages.Target`."""
         if all([len(target) == 2 for target in targets]):
             return
         kind = self._broker.catalog.topic(request.topic).record.kind

@@ -77,7 +77,8 @@ ITEM_WORK: Final = 8192
 
 _Row = dict[str, Any]
 _Wanted = tuple[str, int | None, settings.Checked, Fields, bool | None]
-"""A checked item of a put: name, required version, settings, message, paused (None: unchanged)."""
+"""A checked item of a put: name, required version (None: any; 0: no schedule yet), settings, message, paused (None:
+unchanged)."""
 _Planned = tuple[Any, ...]
 """An item of `PutSchedules` or `PauseSchedules`. Its first field is the name of the schedule."""
 _Seen = tuple[str, int, int | None]
