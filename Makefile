@@ -9,10 +9,11 @@ BIN := .venv/bin
 STAMP := .venv/.up-to-date
 SPARK_STAMP := .venv/.spark-up-to-date
 PEERS_STAMP := .venv/.peers-up-to-date
+DOCS_STAMP := .venv/.docs-up-to-date
 
 PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
-.PHONY: setup spark demo system test test-fast test-long test-interop test-flaky test-pythons check bench bench-peers release clean
+.PHONY: setup spark demo system test test-fast test-long test-interop test-flaky test-pythons check docs bench bench-peers release clean
 
 setup: $(STAMP)
 
@@ -70,6 +71,16 @@ check: $(STAMP)
 	$(BIN)/mypy --strict $(PACKAGES)
 	$(BIN)/pytest -q tests/unit/test_floors.py tests/unit/test_language.py tests/unit/test_shapes.py
 	$(BIN)/python -m tests.support.audit_dependencies
+
+# The generator of the documentation site.
+$(DOCS_STAMP): requirements-docs.lock $(STAMP)
+	@rm -f $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
+	@touch $@
+
+# The documentation site, into build/docs/site. A broken link or anchor is an error.
+docs: $(DOCS_STAMP)
+	$(BIN)/python packaging/site/build.py
 
 # make bench BENCH="--group small"; python -m benchmarks --help says what else there is.
 bench: $(SPARK_STAMP)

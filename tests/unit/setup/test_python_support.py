@@ -166,6 +166,7 @@ def test_only_one_module_imports_leveldb() -> None:
         "requirements-spark.lock",
         "requirements-audit.lock",
         "requirements-peers.lock",
+        "requirements-docs.lock",
         "packaging/release.lock",
     ],
 )

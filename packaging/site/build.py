@@ -1,0 +1,159 @@
+"""Build the documentation site into build/docs/site: `make docs`.
+
+The pages in docs/ are written for a repository: code blocks have names for tests, and some links lead to other files
+of the repository. This program copies the pages, adapts both, and runs Zensical, for which broken links and anchors are
+errors. It also writes `llms.txt`, an index of all pages for language models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DOCS: Final = ROOT / "docs"
+BUILD: Final = ROOT / "build" / "docs"
+CONFIG: Final = Path(__file__).with_name("zensical.toml")
+ADDED: Final = {"changelog.md": ROOT / "CHANGELOG.md", "start.md": ROOT / "README.md"}
+"""Pages of the site that are not in docs/, by their path on the site."""
+_FENCE: Final = re.compile(r"^(?P<marks>\s*```+)(?P<language>[\w-]*)[^`\n]*$", re.MULTILINE)
+_LINK: Final = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
+_LANGUAGES: Final = {"hex": "text", "peer-hex": "text", "snapshot-hex": "text", "output": "text"}
+"""Languages of code blocks that a highlighter does not know, and their replacements."""
+
+
+_NOT_FOUND: Final = "---\nsearch:\n  exclude: true\n---\n\n"
+"""Start of a page that the search does not find: decisions would hide the pages for users."""
+
+
+class Page(NamedTuple):
+    """A page of the site."""
+
+    path: str
+    """Path below the site's pages, such as `how-to/deploy.md`."""
+    title: str
+    summary: str
+    """First sentence of the page."""
+
+
+def adapted(text: str, source: Path) -> str:
+    """Return the text of a page for the site.
+
+    `source`: path of the page in the repository. Code blocks lose the names that tests use. A link to a file that is
+    not a page of the site becomes the path of that file."""
+    parts = re.split(r"(^\s*```.*?^\s*```\s*$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(_block(part) if number % 2 else _prose(part, source) for number, part in enumerate(parts))
+
+
+def _block(text: str) -> str:
+    """Return a code block whose first line has only a language."""
+
+    def shown(match: re.Match[str]) -> str:
+        language = match["language"]
+        return match["marks"] + _LANGUAGES.get(language, language)
+
+    return _FENCE.sub(shown, text, count=1)
+
+
+def _prose(text: str, source: Path) -> str:
+    """Return text outside of code blocks with the links of the site."""
+    added = {path.resolve(): name for name, path in ADDED.items()}
+
+    def link(match: re.Match[str]) -> str:
+        target, _, anchor = match["target"].partition("#")
+        if not target or ":" in target:
+            return match[0]
+        file = (source.parent / target).resolve()
+        if file in added:
+            up = "../" * (len(source.relative_to(DOCS).parts) - 1) if source.is_relative_to(DOCS) else ""
+            return f"[{match['text']}]({up}{added[file]}{'#' * bool(anchor)}{anchor})"
+        if file.is_relative_to(DOCS) and file.suffix in (".md", ".png"):
+            if source.is_relative_to(DOCS):
+                return match[0]
+            return f"[{match['text']}]({file.relative_to(DOCS)}{'#' * bool(anchor)}{anchor})"
+        return _as_path(match["text"], file)
+
+    return _LINK.sub(link, text)
+
+
+def _as_path(text: str, file: Path) -> str:
+    """Return the text of a link, and the path of its file in the repository."""
+    path = f"`{file.relative_to(ROOT)}`"
+    return path if path.strip("`").endswith(text.strip("`").rstrip("/")) else f"{text} ({path})"
+
+
+def copy_pages(to: Path) -> list[Page]:
+    """Copy all pages and images to a directory, and return the pages in the order of their paths."""
+    sources = {str(path.relative_to(DOCS)): path for path in DOCS.rglob("*.md") if "examples" not in path.parts}
+    pages = []
+    for name, source in sorted((sources | ADDED).items()):
+        text = adapted(source.read_text(encoding="utf-8"), source)
+        if name.startswith("adr/"):
+            text = _NOT_FOUND + text
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        (to / name).write_text(text, encoding="utf-8")
+        pages.append(Page(name, *summary_of(text)))
+    shutil.copytree(DOCS / "images", to / "images")
+    return pages
+
+
+def summary_of(text: str) -> tuple[str, str]:
+    """Return the title and the first sentence of a page, without links."""
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    assert title is not None, "a page has no title"
+    blocks = re.sub(r"^\s*```.*?^\s*```\s*$", "", text[title.end() :], flags=re.MULTILINE | re.DOTALL).split("\n\n")
+    prose = [part for part in blocks if part.strip() and not re.match(r"\s*(    |[#|!<-])", part.lstrip("\n"))]
+    first = " ".join(prose[0].split()) if prose else ""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", first)
+    sentence = re.match(r".*?[.:](?=\s|$)", plain)
+    return title[1], (sentence[0] if sentence else plain).rstrip(":")
+
+
+def index_of(pages: list[Page], config: dict[str, Any]) -> str:
+    """Return the content of `llms.txt`: all pages by section, with their first sentences."""
+    by_path = {page.path: page for page in pages}
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}.", ""]
+    for section, paths in sections(config["nav"]):
+        lines += [f"## {section}", ""]
+        lines += [f"- [{by_path[path].title}]({_url(path)}): {by_path[path].summary}" for path in paths]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _url(path: str) -> str:
+    """Return the URL of a page, relative to the root of the site."""
+    return "./" if path == "index.md" else f"{path.removesuffix('.md')}/"
+
+
+def sections(nav: list[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the title of each section of the navigation, and the paths of its pages."""
+    for entry in nav:
+        for title, content in entry.items():
+            pages = [content] if isinstance(content, str) else [path for page in content for path in page.values()]
+            yield title, pages
+
+
+def build() -> int:
+    """Build the site. Return the exit code of Zensical."""
+    shutil.rmtree(BUILD, ignore_errors=True)
+    pages = copy_pages(BUILD / "pages")
+    shutil.copy(CONFIG, BUILD)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("zensical"), "build", "--strict", "--clean"], cwd=BUILD, check=False
+    )
+    if done.returncode == 0:
+        config = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
+        (BUILD / "site" / "llms.txt").write_text(index_of(pages, config), encoding="utf-8")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    sys.exit(build())

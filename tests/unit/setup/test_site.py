@@ -1,0 +1,69 @@
+"""Tests of the program that adapts the pages for the documentation site (packaging/site/build.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from types import ModuleType
+
+import pytest
+
+from tests.support.paths import ROOT
+
+
+def _build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build", ROOT / "packaging" / "site" / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+site = _build()
+TOPICS, DEPLOY, README = ROOT / "docs" / "topics.md", ROOT / "docs" / "how-to" / "deploy.md", ROOT / "README.md"
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "expected"),
+    [
+        (TOPICS, "[a](client.md#x)", "[a](client.md#x)"),
+        (TOPICS, "[a](#x), [b](https://example.org/x)", "[a](#x), [b](https://example.org/x)"),
+        (TOPICS, "[the log](../CHANGELOG.md)", "[the log](changelog.md)"),
+        (DEPLOY, "[the log](../../CHANGELOG.md#x)", "[the log](../changelog.md#x)"),
+        (DEPLOY, "[its values](../../deploy/helm/sandq/values.yaml)", "its values (`deploy/helm/sandq/values.yaml`)"),
+        (DEPLOY, "[deploy/](../../deploy)", "`deploy`"),
+        (TOPICS, "[`examples/worker.py`](examples/worker.py)", "`docs/examples/worker.py`"),
+        (README, "[client](docs/client.md#x)", "[client](client.md#x)"),
+        (README, "![a picture](docs/images/console-topics.png)", "![a picture](images/console-topics.png)"),
+        (README, "[LICENSE](LICENSE)", "`LICENSE`"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site_or_name_a_file(source: object, text: str, expected: str) -> None:
+    assert site.adapted(text, source) == expected
+
+
+def test_names_of_code_blocks_are_removed() -> None:
+    text = "a\n\n```python run\nx  # [a](b)\n```\n\n- one\n\n  ```hex why\n  00\n  ```\n"
+    assert site.adapted(text, TOPICS) == ("a\n\n```python\nx  # [a](b)\n```\n\n- one\n\n  ```text\n  00\n  ```\n")
+
+
+def test_summary_is_the_first_sentence_of_the_prose() -> None:
+    text = "# Title\n\n    indented code\n\n```sh\nls\n```\n\nA [page](x.md) about\nv1.2 of it. More.\n"
+    assert site.summary_of(text) == ("Title", "A page about v1.2 of it.")
+
+
+def test_navigation_has_every_page_once() -> None:
+    nav = tomllib.loads(site.CONFIG.read_text(encoding="utf-8"))["project"]["nav"]
+    shown = [path for _, paths in site.sections(nav) for path in paths]
+    pages = [path.relative_to(site.DOCS).as_posix() for path in site.DOCS.rglob("*.md")]
+    expected = [path for path in pages if not path.startswith(("adr/", "examples/"))] + list(site.ADDED)
+    assert sorted(shown) == sorted(expected)
+
+
+def test_index_lists_pages_by_section_with_their_summaries() -> None:
+    pages = [site.Page("index.md", "A", "About a."), site.Page("b/c.md", "C", "About c.")]
+    nav = [{"First": "index.md"}, {"Second": [{"See": "b/c.md"}]}]
+    config = {"site_name": "s", "site_description": "d", "nav": nav}
+    assert site.index_of(pages, config) == (
+        "# s\n\n> d.\n\n## First\n\n- [A](./): About a.\n\n## Second\n\n- [C](b/c/): About c.\n"
+    )
