@@ -209,9 +209,9 @@ class Catalog:
         again."""
         if self.is_alone:
             return claim  # no other node could know the object
-        return Unsure(claim, partial(self._settled, claim, find))
+        return Unsure(claim, partial(self._error_to_report, claim, find))
 
-    async def _settled(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
+    async def _error_to_report(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
         """Bring this node's metadata up to date, look up the object again, and return the error to report.
 
         If the object is found now, or the metadata cannot be updated in time, return Unavailable."""

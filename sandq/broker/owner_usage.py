@@ -44,7 +44,7 @@ class Held(NamedTuple):
 
 
 NOTHING: Final = Held(0, 0)
-_Asked = tuple[int, PartitionReplica, Any, int, int]
+_Query = tuple[int, PartitionReplica, Any, int, int]
 """A partition to query: group number; replica; status; time in s from which to count the messages that become due;
 number of messages that became due after the status and before that time."""
 
@@ -145,7 +145,7 @@ class OwnerUsage:
 
         The partition's status counts these messages as pending until the next entry."""
         now_s = self._now_ms() // 1000
-        asked: list[_Asked] = []
+        queries: list[_Query] = []
         seen: dict[int, tuple[Any, int, int]] = {}
         for topic in topics:
             for leader in list(topic.led().values()):
@@ -156,16 +156,16 @@ class OwnerUsage:
                     until_s, count = status.now_ms // 1000 + 1, 0
                 seen[host.number] = status, until_s, count
                 if status.later > count and until_s <= now_s and isinstance(host.replica, PartitionReplica):
-                    asked.append((host.number, host.replica, status, until_s, count))
+                    queries.append((host.number, host.replica, status, until_s, count))
                 await time_slice.spend(1)
         self._came_due = seen
-        if not asked:
+        if not queries:
             return
         try:
-            counted = await self._runner.ask(partial(_due_in, asked, now_s + 1), patient=False)
+            counted = await self._runner.ask(partial(_due_in, queries, now_s + 1), patient=False)
         except (StorageFailed, Unavailable):
             return
-        for (number, _, status, _, count), more in zip(asked, counted, strict=True):
+        for (number, _, status, _, count), more in zip(queries, counted, strict=True):
             self._came_due[number] = status, now_s + 1, count + more
 
     def _add_up(self) -> None:
@@ -205,7 +205,7 @@ def _full(owner: str, name: str, held: int, most: int, more: int | None) -> Quot
     )
 
 
-def _due_in(asked: Iterable[_Asked], stop_s: int) -> list[int]:
-    """Return how many messages of each partition came due from its start time (see `_Asked`) until `stop_s`. Runs on
+def _due_in(queries: Iterable[_Query], stop_s: int) -> list[int]:
+    """Return how many messages of each partition came due from its start time (see `_Query`) until `stop_s`. Runs on
     the apply thread."""
-    return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]
+    return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in queries]

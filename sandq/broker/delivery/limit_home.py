@@ -231,11 +231,11 @@ def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> b
     )
 
 
-def newer(status: Status, asked: Sequence[Offer]) -> list[Offer]:
+def newer(status: Status, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offered shares that are newer than the shares that the partition applies."""
     allowances = status.limits.allowances if status.limits is not None else {}
     found = []
-    for offer in asked:
+    for offer in offers:
         allowance = allowances.get(offer.group)
         if allowance is not None and allowance.epoch == offer.epoch and allowance.version < offer.version:
             found.append(offer)

@@ -111,8 +111,8 @@ class LimitShares:
                 continue
             if name not in known.busy and (command := home.decide(name, ledger, own, now_ms)) is not None:
                 self._share(leader, known, command)
-            for partition, asked in home.asks(ledger, own, now_ms):
-                asks[partition].append(asked)
+            for partition, offer in home.asks(ledger, own, now_ms):
+                asks[partition].append(offer)
             needs_recheck |= home.needs_recheck(ledger, own, now_ms)
         for partition, items in asks.items():
             self._ask(topic, partition, items)

@@ -146,14 +146,14 @@ class KvWatches:
             while watchers:
                 host.check_ready()
                 index = host.status.applied_index
-                asked = list(islice((watcher for watcher in watchers if watcher.index < index), VISIT_WATCHERS))
+                served = list(islice((watcher for watcher in watchers if watcher.index < index), VISIT_WATCHERS))
                 # Let watchers without capacity wait for their clients: `changes` adds them again later.
-                for watcher in [one for one in asked if not one.output.has_capacity]:
-                    asked.remove(watcher)
+                for watcher in [one for one in served if not one.output.has_capacity]:
+                    served.remove(watcher)
                     del watchers[watcher]
                     watcher.put_off()
-                if asked:
-                    await self._visit(host, watchers, asked, index)
+                if served:
+                    await self._visit(host, watchers, served, index)
                 elif watchers:
                     await _until_news(host, watchers)
         except Exception as error:
@@ -162,13 +162,13 @@ class KvWatches:
         finally:
             del self._watchers[host]
 
-    async def _visit(self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int) -> None:
+    async def _visit(self, host: RaftGroup, watchers: dict[_Watcher, None], served: list[_Watcher], index: int) -> None:
         """Scan for these watchers on the apply thread, and pass them the results.
 
         If a served watcher found no changes, move the watcher to the end of the order."""
-        found = await self._runner.ask(lambda: _scan(host, asked), group=host.number, patient=False)
+        found = await self._runner.ask(lambda: _scan(host, served), group=host.number, patient=False)
         now_s = trio.current_time()
-        for watcher, one in zip(asked, found, strict=False):
+        for watcher, one in zip(served, found, strict=False):
             watcher.on_scan(one, index, now_s)
             if watcher in watchers:
                 del watchers[watcher]
@@ -186,7 +186,7 @@ async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
         del watchers[watcher]
 
 
-def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
+def _scan(host: RaftGroup, served: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
     """Scan for these watchers, in order. Runs on the apply thread.
 
     The scan ends with the watcher after which it has read `VISIT_BYTES`. Return one result for each watcher that was
@@ -196,7 +196,7 @@ def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Ch
     assert isinstance(replica, PartitionReplica)
     found: list[outcome.Outcome[Changes]] = []
     scanned_bytes = 0
-    for watcher in replica.in_slices(asked):
+    for watcher in replica.in_slices(served):
         one = outcome.capture(replica.changes, watcher.watch, watcher.max_messages, watcher.max_bytes)
         found.append(one)
         scanned_bytes += one.value.bytes if isinstance(one, outcome.Value) else 0

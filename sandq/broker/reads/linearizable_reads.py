@@ -80,7 +80,7 @@ class _Boundless:
 BOUNDLESS: Final[Output] = _Boundless()
 
 
-class _Asked(Generic[T]):
+class _Query(Generic[T]):
     """One query of a round."""
 
     def __init__(self, question: Question[T], requests: int, output: Output, size_of: Size[T], work: int) -> None:
@@ -137,7 +137,7 @@ class LinearizableReads:
         """`nursery` runs the rounds. The nursery must stay open longer than any query waits."""
         self._nursery = nursery
         self._runner = runner
-        self._coming: dict[_Key, list[_Asked[Any]]] = {}
+        self._coming: dict[_Key, list[_Query[Any]]] = {}
         """By group and kind: queries of the round that begins at the end of this iteration of the event loop."""
         self._waiting: Counter[_Key] = Counter()
         """Number of unanswered requests, by group and kind."""
@@ -187,14 +187,14 @@ class LinearizableReads:
         if coming is None:
             coming = self._coming[key] = []
             self._nursery.start_soon(self._round, key)
-        asked = _Asked(question, requests, output, size, work)
-        coming.append(asked)
-        return await asked.wait()
+        query = _Query(question, requests, output, size, work)
+        coming.append(query)
+        return await query.wait()
 
     async def _round(self, key: _Key) -> None:
         """Run one round: wait until the state is recent enough, then answer the queries."""
         await trio.lowlevel.checkpoint()  # later queries of this iteration of the event loop join the round
-        asked = self._coming.pop(key)
+        queries = self._coming.pop(key)
         began_s, age_s = trio.current_time(), 0.0
         try:
             if key.stale:
@@ -202,23 +202,23 @@ class LinearizableReads:
             else:
                 await key.host.read()
         except Exception as error:
-            self._refuse(key, asked, error)
+            self._refuse(key, queries, error)
         else:
-            await self._answer(key, asked, began_s - age_s)
+            await self._answer(key, queries, began_s - age_s)
 
-    async def _answer(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
+    async def _answer(self, key: _Key, queries: list[_Query[Any]], certain_s: float) -> None:
         """Answer all queries. `certain_s`: the state includes everything that was acknowledged before this time."""
-        while asked:  # a visit may answer only some of the queries, because of its limits
+        while queries:  # a visit may answer only some of the queries, because of its limits
             try:
                 # Do not assign the answers to a variable, which would keep them in memory until the next visit ends.
-                self._settle(key, await _Visit(key.host, asked).run_on(self._runner), certain_s)
+                self._settle(key, await _Visit(key.host, queries).run_on(self._runner), certain_s)
             except Exception as error:
-                self._refuse(key, asked, error)
+                self._refuse(key, queries, error)
                 return
-            self._count(key, [one for one in asked if one.is_given_up and not one.answered.is_set()])
-            asked = [one for one in asked if not (one.answered.is_set() or one.is_given_up)]
-            by_output: dict[Output, list[_Asked[Any]]] = {}
-            for one in asked:
+            self._count(key, [one for one in queries if one.is_given_up and not one.answered.is_set()])
+            queries = [one for one in queries if not (one.answered.is_set() or one.is_given_up)]
+            by_output: dict[Output, list[_Query[Any]]] = {}
+            for one in queries:
                 by_output.setdefault(one.output, []).append(one)
             if len(by_output) > 1:
                 # Answer the queries of each client separately, so that no client waits for another client.
@@ -235,34 +235,34 @@ class LinearizableReads:
             one.settle(answer, stale_ms, size)
         self._count(key, [one for one, _, _ in answers])
 
-    async def _answer_later(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
+    async def _answer_later(self, key: _Key, queries: list[_Query[Any]], certain_s: float) -> None:
         """Answer queries of one client once the client accepts data."""
-        await asked[0].output.wait_for_capacity()
-        await self._answer(key, asked, certain_s)
+        await queries[0].output.wait_for_capacity()
+        await self._answer(key, queries, certain_s)
 
-    def _refuse(self, key: _Key, asked: list[_Asked[Any]], error: Exception) -> None:
+    def _refuse(self, key: _Key, queries: list[_Query[Any]], error: Exception) -> None:
         """Pass an error to the callers of these queries."""
-        for one in asked:
+        for one in queries:
             one.settle(outcome.Error(error), 0)
-        self._count(key, asked)
+        self._count(key, queries)
 
-    def _count(self, key: _Key, answered: list[_Asked[Any]]) -> None:
+    def _count(self, key: _Key, answered: list[_Query[Any]]) -> None:
         """Remove answered and abandoned queries from the count of waiting requests."""
         self._waiting[key] -= sum([one.requests for one in answered])
         if not self._waiting[key]:
             del self._waiting[key]
 
 
-_Answer = tuple[_Asked[Any], outcome.Outcome[Any], int]
+_Answer = tuple[_Query[Any], outcome.Outcome[Any], int]
 """A query, its answer, and the bytes of the answer."""
 
 
 class _Visit:
     """One visit: a call on the apply thread that answers the first queries whose clients accept data."""
 
-    def __init__(self, host: RaftGroup, asked: list[_Asked[Any]]) -> None:
+    def __init__(self, host: RaftGroup, queries: list[_Query[Any]]) -> None:
         self._host = host
-        self._asked = asked
+        self._queries = queries
 
     async def run_on(self, runner: Runner) -> list[_Answer]:
         """Run the visit on the apply thread. Return the answers."""
@@ -274,7 +274,7 @@ class _Visit:
         assert isinstance(replica, PartitionReplica)
         answers: list[_Answer] = []
         visited_bytes = work = 0
-        for one in self._asked:
+        for one in self._queries:
             if one.is_given_up or not one.output.has_capacity:
                 continue
             answer = outcome.capture(one.question, replica)
