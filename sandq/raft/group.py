@@ -323,6 +323,15 @@ class Group:
             self._finish_reads()
             self._note_round()
 
+    @property
+    def own_copy_counts(self) -> bool:
+        """True if this leader's own copies may complete the majority of entries that are not committed yet.
+
+        Otherwise, replies of followers complete the majority later, and cause a tick."""
+        matches = sorted([self.match_index(voter) for voter in self._members.voters if voter != self.member])
+        needed = len(self._members.voters) // 2
+        return needed == 0 or matches[-needed] > self.commit_index
+
     def commit_alone(self) -> bool:
         """Commit the synced commands without a tick, if this leader is the only member. Return whether that was done.
 

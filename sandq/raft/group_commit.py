@@ -331,7 +331,7 @@ class GroupCommit:
         """Note that the last tick's records are on disk. Return the committed entries that waited for the sync."""
         for group, last in self._ticked:
             group.journal.synced(last)
-            if group.is_leader and (not group.commit_alone() or group.has_more):
+            if group.is_leader and ((not group.commit_alone() and group.own_copy_counts) or group.has_more):
                 self._dirty[group] = None  # the next tick counts the leader's own copy of the new entries
         self._ticked = []
         return self._take_committed()

@@ -12,6 +12,7 @@ from sandq.model.errors import Corruption, StartupError
 from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, hooks
 from sandq.raft import group_commit as passes_module
 from sandq.storage.wal import Kind
+from tests.support.raft.three_nodes import NAMES, Nodes
 
 MEMBER = "n1#1"
 ALONE = Members((MEMBER,))
@@ -101,6 +102,32 @@ def test_only_member_commits_by_its_sync_again_after_the_learner_left() -> None:
     group.propose(b"x", lambda index, failure: None)
     commits.mark(group)
     assert [command for _, command in commit_batch(commits)] == [b"x"]
+
+
+def test_leader_with_followers_needs_no_tick_after_its_sync() -> None:
+    """One tick appends and sends the entry, and one for each reply of a follower commits it."""
+    with Nodes() as nodes:
+        name = nodes.leaders()[7]
+        leader, commits = nodes.group(name, 7), nodes.group_commit[name]
+        leader.propose(b"x", lambda index, failure: None)
+        commits.mark(leader)
+        nodes.commit_batch(name)
+        assert not commits.has_work
+        nodes.settle()
+        nodes.run(1)
+        assert all((7, b"x") in nodes.committed[other] for other in NAMES)
+
+
+def test_leader_whose_followers_are_ahead_is_ticked_after_its_sync() -> None:
+    """No reply may follow that causes a tick."""
+    with Nodes() as nodes:
+        name = nodes.leaders()[7]
+        leader = nodes.group(name, 7)
+        assert not leader.own_copy_counts
+        for other in NAMES:
+            if other != name:
+                leader._core._SyncObj__raftMatchIndex[hooks.member_node(f"{other}#1")] = leader.journal.last_index + 1
+        assert leader.own_copy_counts
 
 
 def test_all_groups_share_one_commit_batch() -> None:

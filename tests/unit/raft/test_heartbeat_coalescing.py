@@ -2,92 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
 import pytest
 
-from sandq.raft import Group, GroupCommit, GroupJournal, Members, wire
+from sandq.raft import wire
 from sandq.raft.core import HEARTBEAT_S, LEADER_FALLBACK_S
 from sandq.raft.transport import Flight
-from tests.support.raft.library_time import replace_time
-
-NAMES = ("a", "b", "c")
-GROUPS = range(1, 31)
-MEMBERS = Members(("a#1", "b#1", "c#1"))
-
-
-class Nodes:
-    """Three nodes with thirty groups, whose frames are passed by hand. Use it as a context."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-        self.group_commit = {name: GroupCommit() for name in NAMES}
-        self.committed: dict[str, list[tuple[int, bytes]]] = {name: [] for name in NAMES}
-        self.frames: list[tuple[str, str, Any]] = []
-        self.cut: set[tuple[str, str]] = set()
-        """Pairs (from, to) whose messages are lost."""
-        self.ticked = 0
-
-    def __enter__(self) -> Nodes:
-        self._undo = replace_time(lambda: self.now_s, random.Random(1))
-        for name in NAMES:
-            for number in GROUPS:
-                self.open(name, number)
-            for other in NAMES:
-                if other != name:
-                    self.group_commit[name].connected(other)
-        for number in GROUPS:
-            self.group(NAMES[number % 3], number).campaign_soon()
-        self.run(2.0)
-        assert len(self.leaders()) == len(GROUPS)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._undo()
-
-    def open(self, name: str, number: int) -> Group:
-        journal = GroupJournal.create(self.group_commit[name].records, number, MEMBERS)
-        return self.group_commit[name].add(number, f"{name}#1", journal, applied=0, before_tick=self._tick)
-
-    def _tick(self) -> None:
-        self.ticked += 1
-
-    def group(self, name: str, number: int) -> Group:
-        return self.group_commit[name].groups[number]
-
-    def leaders(self) -> dict[int, str]:
-        return {number: name for number in GROUPS for name in NAMES if self.group(name, number).is_leader}
-
-    def pass_(self, name: str) -> None:
-        """Do one pass of a node's loop, and deliver its messages to the nodes that it reaches."""
-        passes = self.group_commit[name]
-        passes.on_time()
-        _, ready = passes.tick()
-        self.committed[name] += [(entry.group, entry.command) for entry in [*ready, *passes.synced()] if entry.command]
-        for node, messages in passes.take_outgoing().items():
-            body = msgpack.unpackb(msgpack.packb(messages), use_list=False)
-            self.frames += [(name, node, message) for message in body]
-            if (name, node) not in self.cut:
-                self.group_commit[node].receive(name, body)
-
-    def settle(self) -> None:
-        for _ in range(100):
-            busy = [name for name in NAMES if self.group_commit[name].has_work]
-            if not busy:
-                return
-            for name in busy:
-                self.pass_(name)
-
-    def run(self, seconds: float) -> None:
-        until_s = self.now_s + seconds
-        while self.now_s < until_s:
-            self.now_s += 0.05
-            for name in NAMES:
-                self.pass_(name)
-            self.settle()
+from tests.support.raft.three_nodes import GROUPS, NAMES, Nodes
 
 
 @pytest.fixture
@@ -116,7 +39,7 @@ def test_member_with_heartbeats_refuses_pre_votes(nodes: Nodes) -> None:
     request = (wire.PRE_VOTE_REQUEST, 1, 1, 1, nodes.group(leader, 1).term + 1, 1 << 20, 1 << 20)
     nodes.group_commit[asked].receive(asking, (request,))
     nodes.frames.clear()
-    nodes.pass_(asked)
+    nodes.commit_batch(asked)
     assert [message[5] for *_, message in nodes.frames if message[0] == wire.PRE_VOTE] == [False]
 
 
@@ -189,15 +112,15 @@ def test_an_answer_to_a_beat_from_before_confirms_no_read(nodes: Nodes) -> None:
     passes, group = nodes.group_commit[leader], nodes.group(leader, 1)
     nodes.now_s = passes._heartbeat_s
     nodes.cut = {(leader, name) for name in NAMES}
-    nodes.pass_(leader)
+    nodes.commit_batch(leader)
     sent = [(node, message) for name, node, message in nodes.frames if name == leader and message[0] == wire.BEATS][-2:]
     answers: list[int | None] = []
     group.read_index(answers.append)
     passes.mark(group)
-    nodes.pass_(leader)
+    nodes.commit_batch(leader)
     for node, message in sent:
         passes.receive(node, ((wire.BEAT_ACKS, message[1]),))
-    nodes.pass_(leader)
+    nodes.commit_batch(leader)
     assert answers == [], "the replies were sent before the request"
     nodes.cut = set()
     nodes.run(1.0)
