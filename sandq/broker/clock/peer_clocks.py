@@ -33,8 +33,8 @@ FRESH_S: Final = 10.0
 COMPARED_WITHIN_S: Final = 10.0
 """Maximum time in s for which a clock waits to be compared, and stamps no entries (`PeerClocks.waits`).
 
-The wait begins at the start of the node, at its first link, when its clock becomes off, or when the last known clock of
-a peer is lost."""
+The wait begins when the node starts, when a peer is linked while no other peer is, when this node's clock becomes off,
+or when no peer's clock is known any more."""
 AGREE_OF_DRIFT: Final = 0.75
 """Fraction of `max_drift`. A clock that was off or disputed agrees again only within this smaller distance, so that the
 state does not flap."""

@@ -147,7 +147,7 @@ class LeaseOnce:
         while not found:
             command = c.Lease(request.group, now_ms, (grant,))
             found = await leader.raft_group.call(command, self._line, work=lease_work((grant,)))
-            # In a ranked topic, a lease may only rank due messages and grant none (`is_promoting`). Then lease again.
+            # In a ranked topic, some leases only rank due messages, and grant none (`is_promoting`). Then lease again.
             if not leader.is_promoting(request.group):
                 break
             now_ms = self._clock.now_ms()

@@ -70,8 +70,9 @@ _LIMITS: Final = replace(
 )
 """Limits for batches of the outbox: the limits of the format, instead of the configured limits of a node.
 
-The messages were checked when they were accepted. A leader with lower limits could refuse a batch that a previous
-leader has stored, and the messages would then be stored twice."""
+The messages were checked when they were accepted. If the reply for a stored batch is lost, the batch is sent again. A
+new leader with lower limits could refuse the batch although it is stored. The messages would then be sent in smaller
+batches, and would be stored twice."""
 _BATCH_FIELDS: Final = [int, int, int, int, bytes]
 
 

@@ -34,7 +34,7 @@ class GroupPump:
         self.timer: Timer | None = None
         """Timer that fires at `timer_ms`. Cancel it with `sleep_no_more`."""
         self.free_since_ms: int | None = None
-        """Time in ms since which consumers have had free credit for due messages.
+        """Time in ms since which consumers have had free credit, so that each message could be leased once it is due.
 
         None if no consumer has free credit, or if something else blocks the group."""
         self.asked_free_since_ms: int | None = None

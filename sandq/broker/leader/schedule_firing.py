@@ -78,8 +78,9 @@ class ScheduleFiring:
         self._timer_ms: int | None = None
 
     def on_status(self, status: Status) -> None:
-        """Set a timer for the next due schedule. Called after an entry was applied, and when this node starts to
-        lead."""
+        """Set a timer for the next due schedule, or for the next planning after the clock was set back.
+
+        Called after an entry was applied, and when this node starts to lead."""
         at_ms = 0 if _is_behind(status) else status.schedule_ms
         if at_ms is not None and not self._is_working and self._host.works:
             now_ms = self._clock.now_ms()

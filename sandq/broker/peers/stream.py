@@ -25,8 +25,8 @@ from sandq.tls.stream import TlsStream
 FRAME_BYTES: Final = 64 << 20
 """Maximum size of a frame's body, in bytes.
 
-RAFT frames are the largest. Such a frame may have up to `raft_frames.FRAME_BYTES` of messages, then one more message.
-The last message may have up to `raft.core.MAX_APPEND_BYTES` of entries, then one more entry. The size of an entry
+RAFT frames are the largest. A RAFT frame ends with the message that reaches `raft_frames.FRAME_BYTES`, and a message
+ends with the entry that reaches `raft.core.MAX_APPEND_BYTES`. This last entry may be large. The size of an entry
 depends on the configuration of the node that wrote it (`limits.frame_bytes`, `limits.entry_bytes`). Any later leader
 must send the entry to replicas that lack it. If this limit were lower, such a replica could never catch up."""
 ARRAY_ITEMS: Final = 1 << 20

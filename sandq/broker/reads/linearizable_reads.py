@@ -64,7 +64,7 @@ class Output(Protocol):
 
 
 class _Boundless:
-    """The output for queries of this node itself, without limits."""
+    """An output without limits, for queries that are not charged to the output of a client."""
 
     has_capacity = True
 

@@ -127,7 +127,7 @@ class NodeLog:
         hooks: Hooks | None = None,
         levels: Levels = KNOWN,
     ) -> None:
-        """Open the stores and recover the WAL.
+        """Open the pointers and recover the WAL.
 
         `create`: create missing files. `now_ms()`: return the time for new entries. `publish` is called with the
         outcome of each run, on the thread that ran the applier. Raise Corruption, StorageFailed."""

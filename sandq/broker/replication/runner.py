@@ -106,7 +106,7 @@ class Runner:
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
         self._written = trio.Event()
-        """Set after the next write of rows, if `_awaits_rows`."""
+        """Set after the next write of rows if `_awaits_rows` is True."""
         self._awaits_rows = False
         """True if a task waits for `_written`."""
         self._rows: Worker[bool] = Worker("sandq-rows", self._write_rows, self._worker_crashed)

@@ -414,8 +414,9 @@ def _replan(
 def _plan_pauses(
     names: Sequence[str], seen: dict[str, Schedule], paused: bool, now_ms: int
 ) -> tuple[list[_Planned], dict[str, _Row]]:
-    """Plan pauses. Return the items that pause or resume schedules, and the results of schedules that need no
-    change."""
+    """Plan to pause or resume schedules.
+
+    Return the items of the command, and the results of schedules that need no change."""
     planned, results = list[_Planned](), dict[str, _Row]()
     for name in names:
         old = seen.get(name)
