@@ -124,6 +124,7 @@ ROWS = (
     _out(10_000, 4, 10, 60, precision="50ms"),
     _out(1_000, 4, 180, 20),
     _out(1_000, 4, 60, 30, precision="20ms"),
+    _out(1_000, 4, None, None, precision="100ms"),
     _out(5_000, 4, 83, None, mode="each"),
     *(
         Row(
