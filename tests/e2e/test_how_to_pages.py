@@ -1,4 +1,4 @@
-"""The code of each page in docs/how-to prints the output on the page. Each page has a broker of its own.
+"""The code of each page in docs/how-to and docs/tutorials prints the output on the page, with a broker for each page.
 
 A block that calls `client.run` is run in a thread, because `run` ends only with the client. The output of its handler
 belongs to the next block, which moves the clock."""
@@ -20,7 +20,11 @@ from tests.support.paths import ROOT
 from tests.support.waiting import PATIENCE_S
 
 DIRECTORY = ROOT / "docs" / "how-to"
-PAGES = sorted(path for path in DIRECTORY.glob("*.md") if "```python run\n" in path.read_text(encoding="utf-8"))
+PAGES = sorted(
+    path
+    for path in (*DIRECTORY.glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md"))
+    if "```python run\n" in path.read_text(encoding="utf-8")
+)
 _RUN = re.compile(r"^client\.run\(\"([^\"]+)\", \"([^\"]+)\"", re.MULTILINE)
 
 
