@@ -25,6 +25,8 @@ class GroupPump:
         """Wall-clock time of the last lease request, in ms."""
         self.is_scheduled = False
         """True if the first message of the last lease was scheduled: it was stored before it was due."""
+        self.was_filled = False
+        """True if the last lease granted as many messages as were requested. More messages may be due then."""
         self.along_ms: int | None = None
         """Time in ms from which the next lease may be requested along with other requests. None if the group does not
         wait for other requests."""

@@ -29,6 +29,26 @@ SAMPLE_MS: Final = 250
 """Time in ms over which messages are counted before the window changes."""
 
 
+def wake_ms(next_ms: int, now_ms: int, *, asked_ms: int, ahead_ms: int, span_ms: int) -> int:
+    """Return the time in ms at which to request a lease whose first message is due at `next_ms`.
+
+    The time is one window (`span_ms`) after the last request (`asked_ms`), within two bounds. The time is at most
+    `ahead_ms` before `next_ms`, and the message is late by at most `span_ms`."""
+    if asked_ms > now_ms:  # the clock was set back
+        return next_ms - ahead_ms
+    # Storing the lease takes up to `STORE_MS`.
+    latest_ms = next_ms + span_ms - min(ahead_ms, STORE_MS)
+    return max(next_ms - ahead_ms, min(asked_ms + span_ms, latest_ms))
+
+
+def push_ms(*, asked_ms: int, ahead_ms: int, span_ms: int) -> int:
+    """Return the time in ms before which a lease is not sent to its consumer. The lease was requested at `asked_ms`.
+
+    In a long window (`span_ms`), leases that were requested together are sent together, so that their acks come
+    together. The result is 0 if the window is short."""
+    return asked_ms + min(ahead_ms, STORE_MS) if span_ms > LEAST_MS else 0
+
+
 class LeaseWindow:
     """The window of a node. All its partitions share one object."""
 
@@ -41,8 +61,9 @@ class LeaseWindow:
         self.ahead_ms = ahead_ms
         self._timers = timers
         self._stats = stats
-        self._most_ms = max(LEAST_MS, min(most_ms, MOST_MS))
-        self._asked_ms = 0
+        self.most_ms = max(LEAST_MS, min(most_ms, MOST_MS))
+        """Maximum length of the window in ms."""
+        self.asked_ms = 0
         """Time in ms at which leases of scheduled messages were requested last."""
         self._messages = 0
         """Number of messages leased since `_since_ms`."""
@@ -60,24 +81,6 @@ class LeaseWindow:
         """Current window in ms. 0 in tests with virtual time, so that every message comes exactly at its time."""
         self._stats.lease_window_s = self.span_ms / 1000
 
-    def wake_ms(self, next_ms: int, now_ms: int, *, ahead_ms: int, span_ms: int) -> int:
-        """Return the time in ms at which to request a lease whose first message is scheduled for `next_ms`.
-
-        The time is one window after the last request on this node, within two bounds. The time is at most `ahead_ms`
-        before `next_ms`, and the message is late by at most `span_ms`."""
-        if self._asked_ms > now_ms:  # the clock was set back
-            return next_ms - ahead_ms
-        # Storing the lease takes up to `STORE_MS`.
-        latest_ms = next_ms + span_ms - min(ahead_ms, STORE_MS)
-        return max(next_ms - ahead_ms, min(self._asked_ms + span_ms, latest_ms))
-
-    def push_ms(self, span_ms: int) -> int:
-        """Return the time in ms before which the leases of the last request are not sent to consumers.
-
-        If the window is long, these leases are sent together, so that their acks come together. The result is 0 if the
-        window is short. `span_ms`: window of the topic."""
-        return self._asked_ms + min(self.ahead_ms, STORE_MS) if span_ms > LEAST_MS else 0
-
     def wait(self, along_ms: int, call: Callable[[], None]) -> None:
         """Call `call` when another lease is requested at `along_ms` or later, so that both leases are stored together.
 
@@ -87,8 +90,8 @@ class LeaseWindow:
     def asked(self, now_ms: int) -> None:
         """Record that a lease of scheduled messages was requested at `now_ms`. Make the calls that were registered with
         `wait`."""
-        if self._asked_ms != now_ms:
-            self._asked_ms = now_ms
+        if self.asked_ms != now_ms:
+            self.asked_ms = now_ms
             self._call_waiting(now_ms)
 
     def before_proposals(self, now_ms: int) -> None:
@@ -96,7 +99,7 @@ class LeaseWindow:
 
         In the first three quarters of a window, do nothing. In this time, the acks of the previous leases come. If
         leases were requested along with these acks, all windows would become shorter."""
-        if self._waiting and not 0 <= 4 * (now_ms - self._asked_ms) < 3 * self.span_ms:
+        if self._waiting and not 0 <= 4 * (now_ms - self.asked_ms) < 3 * self.span_ms:
             self._call_waiting(now_ms)
 
     def _call_waiting(self, now_ms: int) -> None:
@@ -116,4 +119,4 @@ class LeaseWindow:
         # After a pause, the previous rate is outdated.
         self._rate = (self._rate + rate) / 2 if passed_ms < 2 * SAMPLE_MS else rate
         self._messages, self._since_ms = 0, now_ms
-        self._set(max(LEAST_MS, min(round(self._rate / MESSAGES_PER_S), self._most_ms)))
+        self._set(max(LEAST_MS, min(round(self._rate / MESSAGES_PER_S), self.most_ms)))

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timer, Timers
 from sandq.broker.leader.group_pump import GroupPump
-from sandq.broker.leader.lease_window import LeaseWindow
+from sandq.broker.leader.lease_window import LeaseWindow, push_ms, wake_ms
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.raft_group import RaftGroup
@@ -394,9 +394,12 @@ class PartitionLeader:
 
         The lease may be requested earlier, along with other requests."""
         assert group.next_ms is not None
-        if not self._is_scheduled(pump, group.next_ms) and self._precision_ms is None:
+        has_precision = self._precision_ms is not None
+        if not self._is_scheduled(pump, group.next_ms) and (not has_precision or pump.was_filled):
             return group.not_before_ms  # due when produced, or left over by a lease with too little credit
-        at_ms = self._window.wake_ms(group.next_ms, now_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
+        # A window of the node begins with a lease of any topic, the window of a precision with one of its own topic.
+        asked_ms = pump.asked_ms if has_precision else self._window.asked_ms
+        at_ms = wake_ms(group.next_ms, now_ms, asked_ms=asked_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
         return max(at_ms, group.not_before_ms)
 
     def _is_scheduled(self, pump: GroupPump, next_ms: int) -> bool:
@@ -428,7 +431,7 @@ class PartitionLeader:
         except SandqError:
             self._refused(name, pump, reserved)
             return
-        if pump.is_scheduled or self._precision_ms is not None:
+        if pump.is_scheduled and self._precision_ms is None:
             self._window.asked(now_ms)
 
     @property
@@ -529,7 +532,8 @@ class PartitionLeader:
             self._refused(name, pump, reserved)
             return
         pump.busy = False
-        free_since_ms = None if self.may_block else pump.asked_free_since_ms
+        waits_for_others = self._span_ms > self._window.most_ms  # by its precision, so the node is not late
+        free_since_ms = None if self.may_block or waits_for_others else pump.asked_free_since_ms
         by_consumer = {s.consumer: s for s in reserved}
         # Give back the reserved credit. Below, the granted messages are charged instead.
         for subscription, limit in reserved.items():
@@ -538,8 +542,9 @@ class PartitionLeader:
         not_before_ms = 0
         if pump.is_scheduled:
             self._window.leased(granted, self._clock.now_ms())
-            not_before_ms = self._window.push_ms(self._span_ms)
-        pump.window = 2 * granted if granted >= sum(reserved.values()) else max(granted, 1)
+            not_before_ms = push_ms(asked_ms=pump.asked_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
+        pump.was_filled = granted >= sum(reserved.values())
+        pump.window = 2 * granted if pump.was_filled else max(granted, 1)
         for delivery in result:
             subscription = by_consumer[delivery.consumer]
             subscription.credit -= delivery.count

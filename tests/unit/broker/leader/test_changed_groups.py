@@ -7,10 +7,11 @@ from collections.abc import Callable
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c
-from tests.unit.broker.leader.test_moved_leases import MOVED, Bed
+from tests.support.partition.leader_bed import LeaderBed
+from tests.unit.broker.leader.test_moved_leases import MOVED
 
 
-class Watched(Bed):
+class Watched(LeaderBed):
     def __init__(self) -> None:
         super().__init__()
         self.notified: list[str] = []
@@ -67,7 +68,7 @@ def test_all_waiters_are_notified_when_leadership_begins_and_ends() -> None:
 
 
 def test_removed_watchers_leave_nothing() -> None:
-    bed = Bed()
+    bed = LeaderBed()
 
     def first(delivery: PartitionLeader, error: SandqError | None) -> None:
         raise AssertionError("it waits no more")

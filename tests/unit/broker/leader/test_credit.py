@@ -8,12 +8,13 @@ from sandq.broker.leader.partition_leader import RETURN_MS
 from sandq.broker.leader.subscription import Subscription
 from sandq.model.features import KNOWN
 from sandq.partition import commands as c
-from tests.unit.broker.leader.test_moved_leases import MOVED, Bed
+from tests.support.partition.leader_bed import LeaderBed
+from tests.unit.broker.leader.test_moved_leases import MOVED
 
 LATE_MS = 1000
 
 
-class Counting(Bed):
+class Counting(LeaderBed):
     """A bed that has led for a long time, so a new consumer does not count as returning."""
 
     def __init__(self) -> None:
@@ -35,14 +36,14 @@ def bed() -> Counting:
     return Counting()
 
 
-def attach(bed: Bed, credit: int = 100) -> Subscription:
+def attach(bed: LeaderBed, credit: int = 100) -> Subscription:
     subscription = bed.subscription("s")
     subscription.credit = credit
     bed.delivery.attach(subscription)
     return subscription
 
 
-def give(bed: Bed, subscription: Subscription, more: int) -> None:
+def give(bed: LeaderBed, subscription: Subscription, more: int) -> None:
     subscription.credit += more
     subscription.notify_credit()
     bed.settle()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sandq.broker.replication.raft_group import RaftGroup
-from tests.unit.broker.leader.test_moved_leases import Bed
+from tests.support.partition.leader_bed import LeaderBed
 
 DAY_MS = 86_400_000
 
 
 def test_groups_survive_while_the_leader_cannot_write() -> None:
     """The situation after a start: the node's clock was not compared with other clocks yet."""
-    bed = Bed()
+    bed = LeaderBed()
     waits: list[str] = ["its clock was not compared yet"]
 
     def reason_to_wait(host: RaftGroup) -> str | None:

@@ -6,7 +6,16 @@ from functools import partial
 
 import pytest
 
-from sandq.broker.leader.lease_window import LEAST_MS, MESSAGES_PER_S, MOST_MS, SAMPLE_MS, STORE_MS, LeaseWindow
+from sandq.broker.leader.lease_window import (
+    LEAST_MS,
+    MESSAGES_PER_S,
+    MOST_MS,
+    SAMPLE_MS,
+    STORE_MS,
+    LeaseWindow,
+    push_ms,
+    wake_ms,
+)
 from sandq.broker.stats.node_stats import NodeStats
 from tests.support.simulation.stepped import START_MS, VirtualClock, VirtualTimers
 
@@ -25,7 +34,8 @@ class Bed:
 
         `next_ms`: time of the first message, in ms from now."""
         span_ms = self.window.span_ms
-        at_ms = self.window.wake_ms(self.now_ms + next_ms, self.now_ms, ahead_ms=AHEAD_MS, span_ms=span_ms)
+        asked_ms = self.window.asked_ms
+        at_ms = wake_ms(self.now_ms + next_ms, self.now_ms, asked_ms=asked_ms, ahead_ms=AHEAD_MS, span_ms=span_ms)
         return at_ms - self.now_ms
 
     def lease(self, per_s: int, seconds: float) -> None:
@@ -120,9 +130,7 @@ def test_other_requests_make_waiting_requests_late_in_a_window(bed: Bed) -> None
     assert made == ["g"]
 
 
-def test_leases_of_a_long_window_are_sent_together(bed: Bed) -> None:
-    bed.window.asked(bed.now_ms)
-    assert bed.window.push_ms(bed.window.span_ms) == 0
-    bed.lease(10_000, 10)
-    bed.window.asked(bed.now_ms)
-    assert bed.window.push_ms(bed.window.span_ms) == bed.now_ms + AHEAD_MS
+@pytest.mark.parametrize("ahead_ms", [0, 1, 50])
+def test_leases_of_a_long_window_are_sent_together(ahead_ms: int) -> None:
+    assert push_ms(asked_ms=1000, ahead_ms=ahead_ms, span_ms=LEAST_MS) == 0
+    assert push_ms(asked_ms=1000, ahead_ms=ahead_ms, span_ms=LEAST_MS + 1) == 1000 + min(ahead_ms, STORE_MS)

@@ -6,12 +6,12 @@ from sandq.broker.leader.partition_leader import MAX_GRANTS
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
 from tests.support.nodes.fake_receiver import FakeReceiver
-from tests.unit.broker.leader.test_moved_leases import LEASE_MS, Bed
+from tests.support.partition.leader_bed import LEASE_MS, LeaderBed
 
 CONSUMERS = 1000
 
 
-class Crowd(Bed):
+class Crowd(LeaderBed):
     """Counts the credit checks of consumers, and records which consumers got messages."""
 
     def __init__(self) -> None:

@@ -12,14 +12,15 @@ from sandq.broker.delivery.lease_once import LeaseOnce
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.model.caller import NODE
 from sandq.protocol.requests import Lease
+from tests.support.partition.leader_bed import LEASE_MS, LeaderBed
 from tests.support.waiting import PATIENCE_S
-from tests.unit.broker.leader.test_moved_leases import LEASE_MS, MOVED, Bed
+from tests.unit.broker.leader.test_moved_leases import MOVED
 
 HOUR_MS = 3_600_000
 
 
 def test_group_has_one_timer_for_its_next_message() -> None:
-    bed = Bed()
+    bed = LeaderBed()
     bed.delivery.attach(bed.subscription("s"))
     before = bed.timers.live()
     for number in range(50):
@@ -34,7 +35,7 @@ async def opens(deliveries: Sequence[PartitionLeader]) -> None:
 
 
 async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
-    bed = Bed()
+    bed = LeaderBed()
     before = bed.timers.live()
     for number in range(20):
         bed.produce(0)

@@ -60,7 +60,7 @@ export function settingOptions(settings) {
     } else if (name === "delete_on_ack") options[value ? "delete-on-ack" : "retain"] = true;
     else if (name === "retain") options["retain-for"] = none(value);
     else if (name === "tenants") options.tenants = JSON.stringify(value ?? {});
-    else options[option] = none(value);
+    else options[option] = name === "precision" ? value ?? "auto" : none(value);
   }
   return options;
 }

@@ -46,7 +46,7 @@ function read(name, text) {
   const typed = text.trim();
   if (typed === "" || (typed === "none" && TEXTS[name]?.allows_none)) return null;
   if (["TOPIC", "TEXT"].includes(TEXTS[name]?.kind)) return typed;
-  if (["DURATION", "SIZE", "RATE"].includes(TEXTS[name]?.kind) && !/^\d+$/.test(typed)) return typed.replace(/(\d) +(?=\D)/g, "$1");
+  if (["DURATION", "DURATION|auto", "SIZE", "RATE"].includes(TEXTS[name]?.kind) && !/^\d+$/.test(typed)) return typed.replace(/(\d) +(?=\D)/g, "$1");
   if (typed === "true" || typed === "false") return typed === "true";
   return /^-?\d+(\.\d+)?$/.test(typed) ? Number(typed) : typed;
 }
