@@ -137,7 +137,7 @@ def run_plain_world(seed: int) -> ClusterWorld:
         (nothing_is_remembered, 0),
         (leads_at_once, 33),
         (ends_in_silence, 9),
-        (snapshots_of_ready_leaders, 260),
+        (snapshots_of_ready_leaders, 330),
         (sweep_during_transfer, 44),
         (answers_before_the_sync, 48),
     ],

@@ -119,7 +119,7 @@ def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "seed"),
     [
-        (values_end_by_the_readers_clock, 162),
+        (values_end_by_the_readers_clock, 240),
         (reads_ask_nobody, 0),
         (leads_at_once, 9),
         (conditions_are_for_nothing, 0),
