@@ -76,13 +76,13 @@ async def test_few_read_rounds_serve_all_requests_for_unknown_topics(nodes: Thre
     for name in NAMES:
         latest = nodes.running[name].broker.catalog._barrier
         rounds = []
-        ask_leader = latest._hold
+        ask_leader = latest._ask_leader
 
-        async def hold(round_: Any, ask: Any = ask_leader, rounds: list[Any] = rounds) -> None:
+        async def ask_leader_noting(round_: Any, ask: Any = ask_leader, rounds: list[Any] = rounds) -> None:
             rounds.append(round_)
             await ask(round_)
 
-        latest._hold = hold  # type: ignore[method-assign]
+        latest._ask_leader = ask_leader_noting  # type: ignore[method-assign]
         async with connected(nodes, name) as raw:
 
             async def ask(rounds: list[Any] = rounds, raw: RawClient = raw) -> set[str]:
