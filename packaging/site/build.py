@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
 BUILD: Final = ROOT / "build" / "docs"
 CONFIG: Final = Path(__file__).with_name("zensical.toml")
-ADDED: Final = {"changelog.md": ROOT / "CHANGELOG.md", "start.md": ROOT / "README.md"}
+ADDED: Final = {"changelog.md": ROOT / "CHANGELOG.md"}
 """Pages of the site that are not in docs/, by their path on the site."""
 _FENCE: Final = re.compile(r"^(?P<marks>\s*```+)(?P<language>[\w-]*)[^`\n]*$", re.MULTILINE)
 _LINK: Final = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
@@ -136,8 +136,17 @@ def sections(nav: list[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
     """Yield the title of each section of the navigation, and the paths of its pages."""
     for entry in nav:
         for title, content in entry.items():
-            pages = [content] if isinstance(content, str) else [path for page in content for path in page.values()]
-            yield title, pages
+            yield title, [*_paths(content)]
+
+
+def _paths(content: str | list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the paths of the pages of a part of the navigation."""
+    if isinstance(content, str):
+        yield content
+    else:
+        for entry in content:
+            for inner in entry.values():
+                yield from _paths(inner)
 
 
 def build() -> int:

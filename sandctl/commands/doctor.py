@@ -42,7 +42,9 @@ class Finding(NamedTuple):
     found: str
     todo: str = ""
     situation: str = ""
-    """Name of the situation in the section "What needs attention" of docs/operations.md. Empty for other findings."""
+    """Name of the situation in the section "What needs attention" of docs/operations/alerts.md.
+
+    Empty for other findings."""
 
 
 @click.command()

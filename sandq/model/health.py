@@ -1,7 +1,7 @@
 """The situations of a cluster that need attention, and how each is judged.
 
 `sandctl doctor`, the console's overview and `why` use the same functions, so that they never disagree. `SITUATIONS` is
-the table of docs/operations.md (What needs attention): a test compares both, and makes each situation once.
+the table of docs/operations/alerts.md (What needs attention): a test compares both, and makes each situation once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         FAILED,
         "nodes",
         "{node}: its disk is nearly full{why}",
-        "free space on its disk (docs/operations.md)",
+        "free space on its disk (docs/operations/failures.md)",
         "SandqDiskFull",
     ),
     "http-down": Situation(
@@ -81,7 +81,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         FAILED,
         "nodes",
         "{node}: its log or tables are damaged{why}",
-        "see docs/operations.md, When the disk is full or fails",
+        "see docs/operations/failures.md",
         "SandqDiskFailed",
     ),
     "clock-alarm": Situation(
@@ -98,14 +98,14 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         FAILED,
         "replicas",
         "the replica of {where} at {node} is shut: {why}",
-        "sandctl partition shut (docs/operations.md, Shut partitions)",
+        "sandctl partition shut (docs/operations/failures.md, Shut partitions)",
         "SandqPartitionShut",
     ),
     "replica-differs": Situation(
         FAILED,
         "replicas",
         "the replica of {where} at {nodes} differs from the others",
-        "sandctl cluster rebuild {topic} {partition} NODE (docs/operations.md)",
+        "sandctl cluster rebuild {topic} {partition} NODE (docs/operations/failures.md)",
         "SandqReplicasDiffer",
     ),
     "no-leader": Situation(

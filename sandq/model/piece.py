@@ -10,7 +10,7 @@ from sandq.model.batch_format import count_of
 
 
 class Piece(NamedTuple):
-    """A batch and its envelope (docs/protocol.md, DELIVER). The fields and their order are those on the wire."""
+    """A batch and its envelope (docs/protocol/consuming.md). The fields and their order are those on the wire."""
 
     offsets: bytes
     """Offset of the first message of a run (16 bytes), or the offset of each message (16 bytes each)."""

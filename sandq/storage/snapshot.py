@@ -1,6 +1,6 @@
 """Transfer the state of a partition to another node: `Exporter` cuts rows into chunks, `Importer` stores them.
 
-docs/protocol.md ("Between nodes") specifies `Meta` and the chunks. Both use the envelope of the small files, so that
+docs/protocol/between-nodes.md specifies `Meta` and the chunks. Both use the envelope of the small files, so that
 damage on the way is detected. Keys are sent without their store number, because the receiver has a different number.
 Every chunk contains the key after which it continues. So a chunk fits at only one position, even if earlier chunks were
 lost, repeated or sent again from the start.

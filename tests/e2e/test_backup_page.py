@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents import document
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
@@ -18,7 +19,7 @@ from tests.support.processes.shell import Done, Shell
 from tests.support.waiting import PATIENCE_S, wait_until
 
 WALK = (ROOT / "docs" / "how-to" / "backup-and-restore.md").read_text(encoding="utf-8")
-PAGE = (ROOT / "docs" / "backup.md").read_text(encoding="utf-8")
+PAGE = document("backup")
 
 
 class Reader:

@@ -13,11 +13,11 @@ import anyio
 import pytest
 
 import sandq
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, until_answer
 
-PAGE = (ROOT / "docs" / "client.md").read_text()
+PAGE = document("client")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 import sandq
 from sandq.client.webhooks import new_push_secret
 from sandq.errors import DuplicateKey
+from tests.support.documents import document
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
@@ -44,8 +45,7 @@ REFUSED_AS_INVALID = ("sandctl cluster transfer", "sandctl cluster rebuild", "sa
 
 
 def lines(page: str, program: str) -> list[str]:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return [line.strip() for line in text.splitlines() if re.match(rf"    (SANDQ_\S+ )*{program} ", line)]
+    return [line.strip() for line in document(page).splitlines() if re.match(rf"    (SANDQ_\S+ )*{program} ", line)]
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def dead_letter(client: sandq.sync.Client) -> str:
             return message_id
 
 
-PAGE = lines("sandctl.md", "sandctl")
+PAGE = lines("sandctl", "sandctl")
 
 
 def test_page_has_commands() -> None:
@@ -246,7 +246,7 @@ def left_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return process.data_dir
 
 
-@pytest.mark.parametrize("line", lines("configuration.md", "sandq"))
+@pytest.mark.parametrize("line", lines("configuration", "sandq"))
 def test_command_of_configuration_page_succeeds(left_data: Path, tmp_path: Path, line: str) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     shutil.copytree(left_data, tmp_path / "sandq-data")

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import sandq
+from tests.support.documents import document
 from tests.support.http_client import NO_TLS
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
@@ -63,8 +64,8 @@ def test_every_example_is_tested_and_documented() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix == ".py"} == {
         "fastapi_app.py", "plain_script.py", "push_receiver.py", "worker.py"
     }  # fmt: skip
-    document = (ROOT / "docs" / "client.md").read_text()
-    assert all(f"(examples/{path.name})" in document for path in EXAMPLES.glob("*.py"))
+    page = document("client")
+    assert all(f"(examples/{path.name})" in page for path in EXAMPLES.glob("*.py"))
 
 
 def test_plain_script_runs(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:

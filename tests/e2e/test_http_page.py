@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 
-PAGE = (ROOT / "docs" / "http.md").read_text()
+PAGE = document("http")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
 
 

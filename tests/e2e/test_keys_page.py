@@ -12,13 +12,13 @@ import anyio
 import pytest
 
 import sandq
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Run, Shell, run_with_commands
 from tests.support.waiting import PATIENCE_S
 
-PAGE = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
+PAGE = document("keys")
 BLOCKS = re.findall(r"^```(sh|python|python sync) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
 """(language, source, expected output) of each example."""
 

@@ -12,12 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandq.server.metrics.catalog import EVERY
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import wait_until
 
-PAGE = (ROOT / "docs" / "metrics.md").read_text()
+PAGE = document("metrics")
 
 
 def commands(kind: str) -> list[str]:

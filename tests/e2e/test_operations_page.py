@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.documents import document
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
@@ -28,10 +29,6 @@ CLUSTER, DIES, LOST, MAJORITY = (
     "### When a node of the cluster has lost its disk",
     "### When a majority is lost",
 )
-
-
-def read(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
 
 
 def commands(text: str) -> list[str]:
@@ -59,7 +56,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def test_operations(shell: Shell) -> None:
     titles = [title.strip().removeprefix("## ") for title in (CLUSTER, FINDS, BY_HAND)]
-    sections = read("docs/operations.md").split("\n## ")
+    sections = document("operations").split("\n## ")
     lines = commands("\n".join(text for text in sections if text.partition("\n")[0] not in titles))
     assert len(lines) > 12
     for line in lines:
@@ -67,7 +64,7 @@ def test_operations(shell: Shell) -> None:
 
 
 def test_three_nodes(tmp_path: Path) -> None:
-    section = read("docs/operations.md").partition(CLUSTER)[2].partition("\n## ")[0]
+    section = document("operations").partition(CLUSTER)[2].partition("\n## ")[0]
     together, _, rest = section.partition(DIES)
     starts = [line for line in commands(together) if line.startswith("sandq ")]
     assert starts == [f"sandq --config configs/node{number}.yaml" for number in (1, 2, 3)]
@@ -114,7 +111,7 @@ def test_three_nodes(tmp_path: Path) -> None:
 
 
 def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
-    lines = commands(read("docs/operations.md").partition(FINDS)[2].partition("\n## ")[0])
+    lines = commands(document("operations").partition(FINDS)[2].partition("\n## ")[0])
     starts = [line for line in lines if line.startswith("sandq ")]
     assert starts == [f"sandq --config configs/gossip{number}.yaml" for number in (1, 2, 3, 4)]
     starts = starts[:3]
@@ -170,7 +167,7 @@ def test_forming_by_hand(tmp_path: Path) -> None:
         refused = shell.run("sandctl cluster init")
         assert refused.code == 2 and "say --yes" in refused.err
         looked, founded, again, listed = commands(
-            read("docs/operations.md").partition(BY_HAND)[2].partition("\n## ")[0]
+            document("operations").partition(BY_HAND)[2].partition("\n## ")[0]
         )
         assert "sandctl cluster init" in shell(looked)
         assert founded == "sandctl cluster init --yes"
@@ -190,7 +187,7 @@ def test_forming_by_hand(tmp_path: Path) -> None:
 
 
 def test_http_commands_of_readme_succeed(shell: Shell) -> None:
-    lines = commands(read("README.md"))
+    lines = commands((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(lines) == 3 and all(line.startswith("curl -s ") for line in lines)
     *_, last = [shell(line.replace("curl -s ", "curl -sf ")) for line in lines]
     assert '"json":{"hello":"world"}' in last

@@ -18,6 +18,7 @@ import pytest
 import sandq
 import sandq.testing
 from tests.e2e.test_keys_page import is_like
+from tests.support.documents import document
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
@@ -25,7 +26,7 @@ from tests.support.processes.shell import Shell
 from tests.support.waiting import PATIENCE_S
 
 PAGE = (ROOT / "docs" / "push.md").read_text(encoding="utf-8")
-CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+CLIENT_PAGE = document("client")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
 ALLOWS = re.findall(r"^(SANDQ_PUSH.*) sandq$", PAGE, re.M)
 RECEIVER = re.findall(r"^python (docs/examples/push_receiver\.py) --port 9000 --secret-file secret$", PAGE, re.M)

@@ -1,4 +1,5 @@
-"""The commands of the README and docs/topics.md run as they are (with ports of the test)."""
+"""The commands of the README, docs/start.md, docs/tour.md and docs/topics.md run as they are, with ports of the
+test."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 
 import sandq
+from tests.support.documents import document
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Run, Shell, run_with_commands
 from tests.support.waiting import PATIENCE_S, wait_until
 
-README = (ROOT / "README.md").read_text()
-TOPICS = (ROOT / "docs" / "topics.md").read_text()
+README, START, TOUR = [(ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/tour.md")]
+TOPICS = document("topics")
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +46,11 @@ def node(shared: NodeProcess) -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def shell(node: NodeProcess, tmp_path: Path) -> Callable[[str], str]:
-    """`shell(line)` checks that the README contains the line, runs it, and returns its standard output."""
+    """`shell(line)` checks that the pages contain the line, runs it, and returns its standard output."""
     here = Shell(tmp_path, SANDCTL_SERVERS=node.address)
 
     def run(line: str) -> str:
-        assert line in README, f"the README no longer shows: {line}"
+        assert any(line in page for page in (README, START, TOUR)), f"the pages no longer show: {line}"
         return here(line.replace(".venv/bin/", ""))
 
     return run
@@ -146,7 +148,7 @@ def test_examples_of_topics_page_run(node: NodeProcess, tmp_path: Path) -> None:
 
 
 def test_shown_configuration_is_valid(tmp_path: Path) -> None:
-    assert ".venv/bin/sandq --config configs/single.yaml" in README
+    assert ".venv/bin/sandq --config configs/single.yaml" in START
     done = subprocess.run(
         [sys.executable, "-m", "sandq.cli", "check-config", str(ROOT / "configs" / "single.yaml")],
         cwd=tmp_path,
@@ -156,13 +158,15 @@ def test_shown_configuration_is_valid(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def _python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
-def test_blocking_example_runs(node: NodeProcess, shell: Callable[[str], str]) -> None:
-    _, source = PYTHON
-    shell(".venv/bin/sandctl topic create t")
-    before = time.time()
+ASYNC, BLOCKING = _python_blocks(START)
+
+
+def _output_of(source: str, node: NodeProcess) -> str:
+    """Run a program of the blocking client to its end, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-c", source.replace("sync.connect()", f'sync.connect("{node.address}")')],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -170,15 +174,26 @@ def test_blocking_example_runs(node: NodeProcess, shell: Callable[[str], str]) -
         text=True,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("b'call the bank'\n", "")
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_program_of_the_readme_runs(node: NodeProcess) -> None:
+    (source,) = _python_blocks(README)
+    assert _output_of(source, node) == "b'pay order 7'\n"
+
+
+def test_blocking_example_runs(node: NodeProcess, shell: Callable[[str], str]) -> None:
+    shell(".venv/bin/sandctl topic create t")
+    before = time.time()
+    assert _output_of(BLOCKING, node) == "b'call the bank'\n"
     assert time.time() - before >= 2
 
 
 def test_python_example_runs(node: NodeProcess, shell: Callable[[str], str], tmp_path: Path) -> None:
-    source, _ = PYTHON
     shell(".venv/bin/sandctl topic create t")
     script = tmp_path / "example.py"
-    script.write_text(source.replace("sandq.connect()", f'sandq.connect("{node.address}")'))
+    script.write_text(ASYNC.replace("sandq.connect()", f'sandq.connect("{node.address}")'))
     before = time.time()
     environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen([sys.executable, str(script)], env=environ, stdout=subprocess.PIPE, text=True) as process:

@@ -17,14 +17,14 @@ import pytest
 
 import sandq.testing
 from tests.e2e.test_keys_page import is_like
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Shell
 from tests.support.waiting import PATIENCE_S
 
-PAGE = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
-CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+PAGE = document("schedules")
+CLIENT_PAGE = document("client")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
 """(language, source, expected output) of each example."""
 

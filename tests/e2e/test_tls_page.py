@@ -7,12 +7,12 @@ from pathlib import Path
 
 import yaml
 
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Shell
 
-PAGE = (ROOT / "docs" / "security.md").read_text().partition("\n## TLS\n")[2]
+PAGE = document("security").partition("\n## TLS\n")[2]
 
 
 def blocks(kind: str) -> list[str]:

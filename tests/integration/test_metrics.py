@@ -23,14 +23,14 @@ from sandq.server import tcp
 from sandq.server.metrics.catalog import EVERY
 from sandq.server.metrics.metrics import DEAD_REASONS
 from tests.integration.conftest import Dial
+from tests.support.documents import document
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take
-from tests.support.paths import ROOT
 from tests.support.waiting import until_answer
 
-DOCS = ROOT / "docs" / "metrics.md"
+DOCS = document("metrics")
 BACKOFF = {"kind": "fixed", "first": "1s", "jitter_percent": 0}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -315,7 +315,7 @@ async def test_a_label_may_hold_anything(tmp_path: Path) -> None:
 def _documented() -> dict[str, tuple[str, tuple[str, ...], str]]:
     """Return the metrics in docs/metrics.md: type, labels and help by name."""
     rows: dict[str, tuple[str, tuple[str, ...], str]] = {}
-    for line in DOCS.read_text().splitlines():
+    for line in DOCS.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if len(cells) == 5 and cells[0].startswith("`sandq_"):
             labels = tuple(re.findall(r"`([a-z_]+)`", cells[2]))

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents import document
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import wait_until
 
-PAGE = (ROOT / "docs" / "http.md").read_text()
+PAGE = document("http")
 CACHES = ROOT / "build" / "caches"
 SAID = [
     "scheduled 2 messages",

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_keys_page import is_like
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.processes.node import NodeProcess
 from tests.support.spark.pipeline_shell import PipelineShell
 
-PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+PAGE = document("spark")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
 """(language, source, expected output) of each example."""
 DEFAULT = "127.0.0.1:7170"

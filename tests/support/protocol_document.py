@@ -10,14 +10,14 @@ from typing import Final
 from sandq import protocol
 from sandq.protocol.frames import Frame, FrameReader, Type
 from sandq.protocol.request import REQUESTS, Request
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
 for module in pkgutil.iter_modules(protocol.__path__):  # a request is known once its module is imported
     importlib.import_module(f"{protocol.__name__}.{module.name}")
 
 KINDS: Final = [kind for kind in Type if kind not in (Type.REPLY, Type.ERROR, Type.DELIVER)]
 """All types of requests."""
-DOCUMENT: Final = (ROOT / "docs" / "protocol.md").read_text()
+DOCUMENT: Final = document("protocol")
 HEX: Final[dict[str, str]] = dict(re.findall(r"```hex ([a-z-]+)\n(.*?)```", DOCUMENT, re.DOTALL))
 
 

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from tests.support.documents import document
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = document("architecture")
 PATHS = PAGE[PAGE.index("## The path of a request") : PAGE.index("## One message")]
 COMMON = re.findall(r"^\| (?:in|commit|apply)? ?\| `([^|]+)` \|", PATHS, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Tests that docs/operations.md has a line for every limit, with the value of the code."""
+"""Tests that docs/operations/limits.md has a line for every limit, with the value of the code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from sandq.protocol.requests_messages import PREVIEW_BYTES_MAX
 from sandq.server import caller_requests, connection, failed_logins, open_requests, output, tcp
 from sandq.server.http import bodies, bounds, event_streams, guards, ndjson, node_link, supervisor
 from sandq.server.slots import Slots
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
-PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
+PAGE: Final = document("operations")
 KIB, MIB = 1 << 10, 1 << 20
 SHARES: Final = {
     "look_aheads": memory_budget.LOOK_AHEADS_SHARE,

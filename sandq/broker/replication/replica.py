@@ -309,7 +309,7 @@ class PartitionReplica:
             rows_index=self._rows_index,
             commands=None if self._decoded is None else described(self._decoded[1].commands, command),
             error=failure.error,
-            remedy="see docs/operations.md, shut partitions; the other partitions of this node continue",
+            remedy="see docs/operations/failures.md, shut partitions; the other partitions of this node continue",
             trace=failure.trace,
         )
         self._decoded = None
@@ -541,7 +541,7 @@ class MetadataReplica:
             rows_index=self._rows_index,
             commands=described(found, command),
             error=failure.error,
-            remedy="see docs/operations.md, shut partitions; partitions continue with the last state",
+            remedy="see docs/operations/failures.md, shut partitions; partitions continue with the last state",
             trace=failure.trace,
         )
 

@@ -1,4 +1,4 @@
-"""The transfer of a snapshot between nodes, over a separate connection. Frames: docs/protocol.md, "Between nodes".
+"""The transfer of a snapshot between nodes, over a separate connection. Frames: docs/protocol/between-nodes.md.
 
     sender                        receiver
     OFFER (Meta)            ->

@@ -68,7 +68,7 @@ class GroupOverview(ResponseModel):
 class Finding(ResponseModel):
     """A situation that needs attention."""
 
-    situation: str = Field(description="Name of the situation in docs/operations.md, What needs attention.")
+    situation: str = Field(description="Name of the situation in docs/operations/alerts.md, What needs attention.")
     state: str = Field(description="`failed` or `warning`.")
     what: str
     found: str

@@ -15,9 +15,9 @@ from sandq.client.options import DEFAULTS
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import duration_ms, format_duration
 from tests.support.client.fake_server import FakeServer
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
-DOCUMENT = (ROOT / "docs" / "client.md").read_text()
+DOCUMENT = document("client")
 EXAMPLES = re.findall(r"```python run\n(.*?)```", DOCUMENT, re.DOTALL)
 
 

@@ -12,7 +12,7 @@ import pytest
 from sandq.backup.standing import Standing, status_text
 from sandq.server.metrics.catalog import EVERY, HISTOGRAM
 from tests.support.boards import RULES, board, board_queries, panels, rule_queries, rules
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
 LABELS = {metric.name: {*metric.labels, *({"le"} if metric.type == HISTOGRAM else ())} for metric in EVERY}
 OF_TARGETS = {"job", "instance"}
@@ -87,13 +87,13 @@ def _span(start: int, count: int) -> Iterator[int]:
 
 
 def test_page_describes_each_alert_and_no_other() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = document("operations")
     section = page.partition("\n## When an alert fires\n")[2].partition("\n## ")[0]
     headings = re.findall(r"^### (\w+)$", section, re.M)
     alerts = [rule for rule in rules() if "alert" in rule]
     assert len(alerts) > 25 and sorted(headings) == sorted(rule["alert"] for rule in alerts)
     for rule in alerts:
-        assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/operations/alerts.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"].keys() == {"summary", "description", "runbook"}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import sandq.errors
 from sandq.model.errors import CODES, SandqError
+from tests.support.documents import document
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "errors.md").read_text()
@@ -47,7 +48,7 @@ def test_codes_of_http_alone_have_rows_without_a_class() -> None:
 
 
 def test_codes_of_the_protocol_are_on_its_page_as_they_are_here() -> None:
-    page = (ROOT / "docs" / "protocol.md").read_text()
+    page = document("protocol")
     section = page[page.index("\n## Errors") :].split("\n## ")[1]
     for names, retriable in re.findall(r"^\| ((?:`[A-Z_]+`(?:, )?)+) \| (yes|no) \|", section, re.MULTILINE):
         for code in re.findall(r"`([A-Z_]+)`", names):

@@ -22,10 +22,11 @@ from sandq.model.health import (
     why_ready,
 )
 from sandq.server.http.overview_rows import findings
+from tests.support.documents import document
 from tests.support.paths import ROOT
 
 NOW_MS: Final = 1_900_000_000_000
-PAGE: Final = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+PAGE: Final = document("operations")
 ALERTS: Final = (ROOT / "deploy/prometheus/sandq-alerts.yml").read_text(encoding="utf-8")
 NAMES: Final = {
     **{"topic": "TOPIC", "group": "GROUP", "node": "NODE", "partition": "PARTITION", "asked": "NODE", "nodes": "NODES"},

@@ -18,10 +18,10 @@ from sandq.model.schema import keys_of
 from sandq.model.setting_texts import SETTINGS, UNITS
 from sandq.model.settings import CLASSES, Backoff, parse_settings
 from sandq.model.times import duration_ms, format_duration
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
 _ROW = r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| [^|]+ \|$"
-_TABLES = re.split(r"^\| Setting \| sandctl .*$", (ROOT / "docs" / "topics.md").read_text(), flags=re.MULTILINE)[1:]
+_TABLES = re.split(r"^\| Setting \| sandctl .*$", document("topics"), flags=re.MULTILINE)[1:]
 Row = tuple[str, str, str]
 NAMES_OF_HELP = ["-h", "--help"]
 """Names of the help option as in the program: click keeps the names of the first request."""

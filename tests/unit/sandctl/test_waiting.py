@@ -16,7 +16,7 @@ from sandctl.options import common
 from sandq.model.errors import InvalidName, InvalidSetting, InvalidTime, SandqError
 from sandq.protocol.frames import Type
 from tests.support.client.fake_server import FakeServer
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_invalid_argument_found_by_the_node_is_exit_code_2(ctl: Any, server: Fak
 
 
 def test_documented_exit_codes_match(ctl: Any, server: FakeServer) -> None:
-    page = (ROOT / "docs" / "sandctl.md").read_text()
+    page = document("sandctl")
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     assert told == {
         0,

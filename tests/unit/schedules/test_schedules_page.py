@@ -11,9 +11,9 @@ import pytest
 from sandq.schedules.cron import ALIASES, EXPRESSION_CHARS_MAX, parse
 from sandq.schedules.recurrence import Recurrence
 from sandq.schedules.zones import zone
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
-PAGE: Final = (ROOT / "docs" / "schedules.md").read_text()
+PAGE: Final = document("schedules")
 CLOCK: Final = re.compile(r"\d\d:\d\d(?::\d\d)?")
 MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?")
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if "adr" not in path.parts)
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md") if not {"adr", "examples"} & {*path.parts}
+)
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 FEATURES = "backup|console|http|push|schedules|slo|spark|sql"
 MISSING = re.compile(
@@ -17,11 +20,22 @@ MISSING = re.compile(
 MISSING_SECTION = re.compile(r"^#+ .*\b(?:not there yet|missing|not supported)\b", re.I)
 
 
-def test_readme_lists_every_page() -> None:
-    """`docs/how-to/index.md` lists the pages of how-to, see tests/e2e/test_how_to_pages.py."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    missing = [page for page in PAGES if f"]({page}" not in readme and not page.startswith("docs/how-to/")]
-    assert missing == [] and "](docs/how-to/index.md)" in readme
+def _above(page: Path) -> Path:
+    """Return the page that must link a page: its `index.md`, or `docs/topics.md` for `docs/topics/order.md`."""
+    if page == DOCS / "index.md":
+        return ROOT / "README.md"
+    directory = page.parent
+    candidates = (directory / "index.md", directory.with_suffix(".md"), DOCS / "index.md")
+    return next(each for each in candidates if each != page and each.exists())
+
+
+def test_every_page_is_linked_from_the_page_above() -> None:
+    missing = []
+    for page in (ROOT / path for path in PAGES):
+        above = _above(page)
+        if f"]({page.relative_to(above.parent)}" not in above.read_text(encoding="utf-8"):
+            missing.append(f"{page.relative_to(ROOT)}: link it from {above.relative_to(ROOT)}")
+    assert missing == []
 
 
 def test_documented_features_are_not_called_missing() -> None:

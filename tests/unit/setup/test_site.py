@@ -20,7 +20,7 @@ def _build() -> ModuleType:
 
 
 site = _build()
-TOPICS, DEPLOY, README = ROOT / "docs" / "topics.md", ROOT / "docs" / "how-to" / "deploy.md", ROOT / "README.md"
+TOPICS, DEPLOY, CHANGELOG = ROOT / "docs" / "topics.md", ROOT / "docs" / "how-to" / "deploy.md", ROOT / "CHANGELOG.md"
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ TOPICS, DEPLOY, README = ROOT / "docs" / "topics.md", ROOT / "docs" / "how-to" /
         (DEPLOY, "[its values](../../deploy/helm/sandq/values.yaml)", "its values (`deploy/helm/sandq/values.yaml`)"),
         (DEPLOY, "[deploy/](../../deploy)", "`deploy`"),
         (TOPICS, "[`examples/worker.py`](examples/worker.py)", "`docs/examples/worker.py`"),
-        (README, "[client](docs/client.md#x)", "[client](client.md#x)"),
-        (README, "![a picture](docs/images/console-topics.png)", "![a picture](images/console-topics.png)"),
-        (README, "[LICENSE](LICENSE)", "`LICENSE`"),
+        (CHANGELOG, "[client](docs/client.md#x)", "[client](client.md#x)"),
+        (CHANGELOG, "![a picture](docs/images/console-topics.png)", "![a picture](images/console-topics.png)"),
+        (CHANGELOG, "[LICENSE](LICENSE)", "`LICENSE`"),
     ],
 )
 def test_links_lead_to_pages_of_the_site_or_name_a_file(source: object, text: str, expected: str) -> None:

@@ -12,10 +12,10 @@ from sandq.model.times import format_duration
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
 from sandq.spark.sink import options as sink
 from sandq.spark.source import options as source
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
-DOCUMENT = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
-OF_READS, OF_WRITES = (
+DOCUMENT = document("spark")
+OF_WRITES, OF_READS = (
     re.findall(r"^\| (`\w[^|]*`) \| ([^|]*) \|[^|]*\|$", table.partition("\n\n")[0], re.MULTILINE)
     for table in re.split(r"^\| option \| default \| \|$", DOCUMENT, flags=re.MULTILINE)[1:3]
 )

@@ -30,9 +30,9 @@ from sandq.storage.snapshot import (
     Meta,
 )
 from sandq.storage.stores import LevelStores, MemoryStores, Row, Stores
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
-PAGE = ROOT / "docs" / "protocol.md"
+PAGE = document("protocol")
 META = Meta(7, bytes(range(16)), 41, 3, ("n1#1", "n2#4"), ("n3#9",), 5000)
 FROM, TO = 3, 9
 
@@ -284,7 +284,7 @@ def test_documented_examples_match() -> None:
 
 
 def example(name: str) -> bytes:
-    (block,) = re.findall(rf"^```snapshot-hex {name}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(rf"^```snapshot-hex {name}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     content = b""
     for line in block.splitlines():
         digits, _, comment = line.partition("#")

@@ -15,16 +15,16 @@ from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.wal import Kind, Wal
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.storage.key_strings import take_string
 
-PAGE = ROOT / "docs" / "storage-format.md"
+PAGE = document("storage-format")
 MEMBERS = (("n1#1", "n2#4"), ("n3#9",))
 
 
 def example(name: str) -> bytes:
     """Return the bytes of a block marked `hex NAME`. Every offset in the block must be right."""
-    (block,) = re.findall(rf"^```hex {name}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(rf"^```hex {name}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     content = b""
     for line in block.splitlines():
         digits, _, comment = line.partition("#")

@@ -11,9 +11,9 @@ from sandq.model.config import load_config
 from sandq.model.errors import ConfigError
 from sandq.model.show_config import config_keys, section_values, size_text
 from sandq.model.times import duration_ms, format_duration
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
-DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+DOCUMENT = document("configuration")
 ROWS = {
     key: (meaning, limits, default)
     for key, meaning, limits, default in re.findall(

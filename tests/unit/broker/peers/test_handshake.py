@@ -30,9 +30,9 @@ from sandq.broker.peers.handshake import (
 from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
-PAGE = (ROOT / "docs" / "protocol.md").read_text()
+PAGE = document("protocol")
 SECRET = b"what all nodes of the cluster share"
 NONCE_1, NONCE_2 = b"\x01" * 32, b"\x02" * 32
 ONE = PeerIdentity(node_id="node1", store_uuid="store-1", cluster_uuid=None, addresses={"client": "127.0.0.1:7170"})

@@ -43,7 +43,7 @@ from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.snapshot import CHUNK_BYTES_AT_MOST, META_BYTES, Chunk, Exporter, Importer, Meta
 from sandq.storage.stores import MemoryStores, Row
-from tests.support.paths import ROOT
+from tests.support.documents import document
 
 FROM = 5
 GROUP = 7
@@ -651,7 +651,7 @@ async def test_a_transfer_is_throttled(autojump_clock: trio.testing.MockClock) -
 
 
 def test_limits_match_the_document() -> None:
-    page = (ROOT / "docs" / "protocol.md").read_text()
+    page = document("protocol")
     for name, kind in (
         ("OFFER", OFFER),
         ("RESUME", RESUME),

@@ -18,7 +18,7 @@ from sandctl.main import main
 from sandctl.output.jsonl import parse_line
 from sandq.client import DeadOutcome, Forecast, GroupConsumer, GroupConsumers, Life
 from sandq.model.times import format_instant
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter, text
 
 HOUR_MS = 3_600_000
@@ -405,8 +405,7 @@ def test_topic_forecast(ctl: Ctl, client: FakeClient) -> None:
 
 
 def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
-    docs = ROOT / "docs"
-    lines = [line.strip() for line in (docs / "sandctl.md").read_text().splitlines() if line.startswith("    sandctl ")]
+    lines = [line.strip() for line in document("sandctl").splitlines() if line.startswith("    sandctl ")]
     typed = [shlex.split(part, comments=True) for line in lines for part in re.split(r" [|>] ", line)]
     used = set()
     for _, *args in [words for words in typed if words[0] == "sandctl"]:
@@ -420,7 +419,7 @@ def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
         used.add(tuple(path))
     # The pipeline commands are on a separate page, which `tests/spark/test_spark_page.py` runs.
     used |= {
-        ("pipeline", name) for name in re.findall(r"^sandctl pipeline (\w+)", (docs / "spark.md").read_text(), re.M)
+        ("pipeline", name) for name in re.findall(r"^sandctl pipeline (\w+)", document("spark"), re.M)
     }
     assert set(commands(main)) <= used
 

@@ -13,7 +13,7 @@ from sandq.model.errors import Forbidden, SandqError
 from sandq.protocol.frames import Type
 from sandq.server.handlers.rights import NAMES_AT_ONCE, RULES
 from sandq.server.handlers.session import GUARDED, HANDLERS
-from tests.support.paths import ROOT
+from tests.support.documents import document
 from tests.support.protocol_document import EXAMPLES, KINDS, decode
 
 ANYBODY = {
@@ -162,7 +162,7 @@ def test_a_refusal_is_the_same_whether_there_is_such_a_topic_or_not() -> None:
 
 
 def test_documented_rights_match_the_rules() -> None:
-    page = (ROOT / "docs" / "security.md").read_text()
+    page = document("security")
     rows = re.findall(r"^\| ([A-Z_, ]+) \| (.*) \|$", page, re.MULTILINE)
     told = {name: words for names, words in rows for name in names.split(", ")}
     assert told == {Type(kind).name: rule.summary for kind, rule in RULES.items()}
