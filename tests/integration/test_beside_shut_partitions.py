@@ -1,4 +1,4 @@
-"""While a partition is shut, the other partitions of its topic continue (docs/operations/failures.md, shut partitions)."""
+"""While a partition is shut, the other partitions of its topic continue (docs/operations/failures.md)."""
 
 from __future__ import annotations
 

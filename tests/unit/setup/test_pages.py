@@ -20,6 +20,15 @@ MISSING = re.compile(
 MISSING_SECTION = re.compile(r"^#+ .*\b(?:not there yet|missing|not supported)\b", re.I)
 
 
+PAGE_BYTES = 15 << 10
+"""Maximum size of a page, so that a reader finds things in it."""
+
+
+def test_no_page_is_too_long() -> None:
+    long = {path: size for path in PAGES if (size := (ROOT / path).stat().st_size) > PAGE_BYTES}
+    assert not long, "divide these pages by subject"
+
+
 def _above(page: Path) -> Path:
     """Return the page that must link a page: its `index.md`, or `docs/topics.md` for `docs/topics/order.md`."""
     if page == DOCS / "index.md":
