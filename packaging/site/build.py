@@ -23,6 +23,8 @@ BUILD: Final = ROOT / "build" / "docs"
 CONFIG: Final = Path(__file__).with_name("zensical.toml")
 ADDED: Final = {"changelog.md": ROOT / "CHANGELOG.md"}
 """Pages of the site that are not in docs/, by their path on the site."""
+API: Final = tomllib.loads(Path(__file__).with_name("api.toml").read_text(encoding="utf-8"))
+"""The reference of the Python client: title, summary and described names of each page in `api/`."""
 _FENCE: Final = re.compile(r"^(?P<marks>\s*```+)(?P<language>[\w-]*)[^`\n]*$", re.MULTILINE)
 _LINK: Final = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 _LANGUAGES: Final = {"hex": "text", "peer-hex": "text", "snapshot-hex": "text", "output": "text"}
@@ -100,6 +102,13 @@ def copy_pages(to: Path) -> list[Page]:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         (to / name).write_text(text, encoding="utf-8")
         pages.append(Page(name, *summary_of(text)))
+    for name, page in API.items():
+        path = f"api/{name}.md"
+        # mkdocstrings replaces each line that begins with `:::` by a description.
+        text = "\n\n".join([f"# {page['title']}", page["summary"], *[f"::: {each}" for each in page["names"]]])
+        (to / path).parent.mkdir(exist_ok=True)
+        (to / path).write_text(text, encoding="utf-8")
+        pages.append(Page(path, page["title"], page["summary"]))
     shutil.copytree(DOCS / "images", to / "images")
     return pages
 

@@ -191,3 +191,36 @@ def test_http_commands_of_readme_succeed(shell: Shell) -> None:
     assert len(lines) == 3 and all(line.startswith("curl -s ") for line in lines)
     *_, last = [shell(line.replace("curl -s ", "curl -sf ")) for line in lines]
     assert '"json":{"hello":"world"}' in last
+
+
+def test_tutorial_of_three_nodes(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tutorials" / "three-nodes.md").read_text(encoding="utf-8")
+    lines = [line for line in commands(page) if not line.startswith("sandq ")]
+    assert [line for line in commands(page) if line.startswith("sandq ")] == [
+        f"sandq --config configs/gossip{number}.yaml" for number in (1, 2, 3, 1)
+    ]
+    assert "export SANDCTL_SERVERS=127.0.0.1:7170,127.0.0.1:7171,127.0.0.1:7172" in page
+    create, produce, produce_later, list_messages, look, raise_, partitions, consume, cancel, look_again = lines
+    cluster = ShippedCluster(tmp_path, "gossip")
+    first, *others = [cluster.nodes[f"node{number}"] for number in (1, 2, 3)]
+    shell = Shell(tmp_path, SANDCTL_SERVERS=",".join(cluster.addresses))
+    try:
+        first.start()
+        wait_until(lambda: shell.run(create).code == 0)
+        shell(produce.replace("--in 1m", "--in 1s"))
+        shell(produce_later)
+        assert shell(list_messages).count("order-") == 2
+        for other in others:
+            other.start()
+        wait_until(lambda: shell(look).count("alive") == 3)
+        wait_until(lambda: all(node(shell, f"node{number}").get("voter") for number in (1, 2, 3)))
+        shell(raise_)
+        wait_until(lambda: re.search(r" node1, node2, node3 +- ", shell(partitions)))
+        first.kill()
+        assert "pay order 7" in shell(consume)
+        assert "cancelled" in shell(cancel)
+        assert "node1" in shell(look_again)
+        first.start()
+        wait_until(lambda: shell(look_again).count("alive") == 3)
+    finally:
+        cluster.close()

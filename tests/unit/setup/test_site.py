@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+import sandq
+import sandq.testing
 from tests.support.paths import ROOT
 
 
@@ -56,7 +58,10 @@ def test_navigation_has_every_page_once() -> None:
     nav = tomllib.loads(site.CONFIG.read_text(encoding="utf-8"))["project"]["nav"]
     shown = [path for _, paths in site.sections(nav) for path in paths]
     pages = [path.relative_to(site.DOCS).as_posix() for path in site.DOCS.rglob("*.md")]
-    expected = [path for path in pages if not path.startswith(("adr/", "examples/"))] + list(site.ADDED)
+    expected = [path for path in pages if not path.startswith(("adr/", "examples/"))] + [
+        *site.ADDED,
+        *(f"api/{name}.md" for name in site.API),
+    ]
     assert sorted(shown) == sorted(expected)
 
 
@@ -67,3 +72,12 @@ def test_index_lists_pages_by_section_with_their_summaries() -> None:
     assert site.index_of(pages, config) == (
         "# s\n\n> d.\n\n## First\n\n- [A](./): About a.\n\n## Second\n\n- [C](b/c/): About c.\n"
     )
+
+
+def test_reference_describes_every_public_name_once() -> None:
+    named = [name for page in site.API.values() for name in page["names"]]
+    public = {f"sandq.{name}" for name in sandq.__all__} - {"sandq.sync"}
+    testing = {f"sandq.testing.{name}" for name in sandq.testing.__all__} - {
+        "sandq.testing.START", "sandq.testing.Starting"
+    }  # fmt: skip
+    assert sorted(named) == sorted([*public, *testing, "sandq.client.admin.admin.Admin"])
