@@ -76,13 +76,18 @@ def _prose(text: str, source: Path) -> str:
         if file in added:
             up = "../" * (len(source.relative_to(DOCS).parts) - 1) if source.is_relative_to(DOCS) else ""
             return f"[{match['text']}]({up}{added[file]}{'#' * bool(anchor)}{anchor})"
-        if file.is_relative_to(DOCS) and file.suffix in (".md", ".png"):
+        if file.is_relative_to(DOCS) and file.suffix in (".md", ".png") and not _is_example(file):
             if source.is_relative_to(DOCS):
                 return match[0]
             return f"[{match['text']}]({file.relative_to(DOCS)}{'#' * bool(anchor)}{anchor})"
         return _as_path(match["text"], file)
 
     return _LINK.sub(link, text)
+
+
+def _is_example(file: Path) -> bool:
+    """Return whether a file in docs/ belongs to an example, which is no page of the site."""
+    return file.is_relative_to(DOCS / "examples")
 
 
 def _as_path(text: str, file: Path) -> str:
@@ -93,7 +98,7 @@ def _as_path(text: str, file: Path) -> str:
 
 def copy_pages(to: Path) -> list[Page]:
     """Copy all pages and images to a directory, and return the pages in the order of their paths."""
-    sources = {str(path.relative_to(DOCS)): path for path in DOCS.rglob("*.md") if "examples" not in path.parts}
+    sources = {str(path.relative_to(DOCS)): path for path in DOCS.rglob("*.md") if not _is_example(path)}
     pages = []
     for name, source in sorted((sources | ADDED).items()):
         text = adapted(source.read_text(encoding="utf-8"), source)

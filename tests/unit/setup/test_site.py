@@ -35,6 +35,11 @@ TOPICS, DEPLOY, CHANGELOG = ROOT / "docs" / "topics.md", ROOT / "docs" / "how-to
         (DEPLOY, "[its values](../../deploy/helm/sandq/values.yaml)", "its values (`deploy/helm/sandq/values.yaml`)"),
         (DEPLOY, "[deploy/](../../deploy)", "`deploy`"),
         (TOPICS, "[`examples/worker.py`](examples/worker.py)", "`docs/examples/worker.py`"),
+        (
+            TOPICS,
+            "[a project](examples/webhook-gateway/README.md)",
+            "a project (`docs/examples/webhook-gateway/README.md`)",
+        ),
         (CHANGELOG, "[client](docs/client.md#x)", "[client](client.md#x)"),
         (CHANGELOG, "![a picture](docs/images/console-topics.png)", "![a picture](images/console-topics.png)"),
         (CHANGELOG, "[LICENSE](LICENSE)", "`LICENSE`"),
