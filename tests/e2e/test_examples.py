@@ -10,14 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 import sandq
 from tests.support.documents import document
-from tests.support.http_client import NO_TLS
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -62,7 +59,7 @@ def output(process: subprocess.Popen[str]) -> str:
 
 def test_every_example_is_tested_and_documented() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix == ".py"} == {
-        "fastapi_app.py", "plain_script.py", "push_receiver.py", "worker.py"
+        "plain_script.py", "push_receiver.py", "worker.py"
     }  # fmt: skip
     page = document("client")
     assert all(f"(examples/{path.name})" in page for path in EXAMPLES.glob("*.py"))
@@ -74,34 +71,6 @@ def test_plain_script_runs(node: NodeProcess, start: Callable[..., subprocess.Po
     assert first.startswith("tea is message 0")
     assert rest == ["tea is ready", "eggs are ready", "cake is ready"]
     assert time.monotonic() - begun >= 3
-
-
-def test_fastapi_app_runs(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
-    port = free_port()
-    bind = f"127.0.0.1:{port}"
-    server = start("-m", "uvicorn", "fastapi_app:app", "--port", str(port), BROKER=node.address)
-
-    def serves() -> bool:
-        assert server.poll() is None, server.communicate()
-        try:
-            return app.get("/sent").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    with httpx.Client(verify=NO_TLS, base_url=f"http://{bind}", timeout=60) as app:
-        wait_until(serves)
-        tea = {"to": "ada@example.org", "text": "tea", "delay": "1s"}
-        answer = app.post("/reminders", params=tea)
-        assert answer.status_code == 201 and len(answer.json()["id"]) == 26
-        never = app.post("/reminders", params=tea | {"text": "never", "delay": "1h"}).json()["id"]
-        assert app.delete(f"/reminders/{never}").json() == {"cancelled": never}
-        assert app.post("/reminders", params=tea | {"delay": "soon"}).status_code == 422
-        assert app.delete("/reminders/nonsense").status_code == 404
-        wait_until(lambda: app.get("/sent").json() == ["ada@example.org: tea"])
-        wait_until(lambda: app.delete(f"/reminders/{answer.json()['id']}").status_code in (404, 409))
-    server.send_signal(signal.SIGTERM)
-    _, err = server.communicate()
-    assert server.returncode == -signal.SIGTERM and "Traceback" not in err, err  # uvicorn raises the signal again
 
 
 def test_worker_runs(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:

@@ -1,0 +1,1 @@
+"""Reminders at the end of a trial that a payment cancels."""

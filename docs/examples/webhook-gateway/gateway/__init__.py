@@ -1,0 +1,1 @@
+"""A service that delivers events as signed webhooks."""
