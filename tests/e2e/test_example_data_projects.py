@@ -1,0 +1,149 @@
+"""The example projects with data in docs/examples/: their tests pass, and their READMEs and compose files are right.
+
+The tests of spark-archive run in tests/spark, with the session of that suite."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sandq.model.config import load_config
+from tests.e2e.test_keys_page import is_like
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.forks import Fork
+from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S, wait_until
+from tests.unit.deploy.test_manifests import compose
+
+EXAMPLES = ROOT / "docs" / "examples"
+PROJECTS = ("django-tasks", "spark-archive")
+WITH_TESTS = ("django-tasks",)
+"""Projects whose tests run in a process of their own."""
+FILES = {"README.md", "pyproject.toml", "compose.yaml", "Containerfile", "tests"}
+HEADINGS = ("Run it", "Test it", "Deploy it", "What to change first")
+SERVICE_KEYS = {
+    *("build", "command", "depends_on", "entrypoint", "environment", "image", "ports", "profiles", "restart"),
+    *("stop_grace_period", "volumes"),
+}
+"""Keys of a service in the Compose specification that the projects use."""
+
+
+def environ(**more: str) -> dict[str, str]:
+    """Return the environment of a command of a project: the programs of this Python, and sandq of this repository."""
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return os.environ | {"PATH": programs, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+def readme(project: str) -> str:
+    return (EXAMPLES / project / "README.md").read_text(encoding="utf-8")
+
+
+def block(project: str, kind: str) -> str:
+    """Return the only fenced block of a kind in a README."""
+    (found,) = re.findall(rf"^```{kind}\n(.*?)^```", readme(project), re.M | re.S)
+    assert isinstance(found, str)
+    return found
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_project_has_all_parts(project: str) -> None:
+    assert {path.name for path in (EXAMPLES / project).iterdir()} >= FILES
+    headings = re.findall(r"^## (.+)$", readme(project), re.M)
+    assert [heading for heading in headings if heading in HEADINGS] == list(HEADINGS)
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_project_can_be_installed(project: str) -> None:
+    """The packages exist, and each dependency has the range of this repository."""
+    loaded = tomllib.loads((EXAMPLES / project / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = loaded["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert all((EXAMPLES / project / name).exists() for name in wheel.get("packages", wheel.get("include")))
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    tested = {re.split(r"[>=<\[]", one)[0]: one for one in ours["optional-dependencies"]["dev"]}
+    for one in (*loaded["project"]["dependencies"], *loaded["project"]["optional-dependencies"]["test"]):
+        name = re.split(r"[>=<\[]", one)[0]
+        assert name.startswith(("sandq", "gunicorn")) or tested[name] == one
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_compose_file_is_valid(project: str) -> None:
+    directory = EXAMPLES / project
+    loaded: dict[str, Any] = yaml.safe_load((directory / "compose.yaml").read_text(encoding="utf-8"))
+    services = loaded["services"]
+    assert {key for key in loaded if not key.startswith("x-")} == {"name", "services", "volumes"}
+    assert loaded["name"] == project
+    for service in services.values():
+        assert service.keys() <= SERVICE_KEYS and {"image", "environment"} <= service.keys()
+        for name, condition in service.get("depends_on", {}).items():
+            assert name in services
+            assert condition["condition"] in ("service_healthy", "service_completed_successfully")
+        for volume in service.get("volumes", ()):
+            assert volume.split(":")[0] in loaded["volumes"]
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        if "build" in service:
+            assert (directory / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+    node = services["sandq"]
+    assert node["image"] == compose()["services"]["node1"]["image"]
+    config = load_config(None, {"SANDQ_NODE__DATA_DIR": "/var/lib/sandq", **node["environment"]})
+    assert config.listen.client.host == "0.0.0.0" and config.security.insecure
+    brokers = {service["environment"]["BROKER"] for name, service in services.items() if name != "sandq"}
+    assert brokers == {f"{config.node.advertise_host}:{config.listen.client.port}"} == {"sandq:7170"}
+
+
+@pytest.mark.parametrize("project", WITH_TESTS)
+def test_tests_of_project_pass(project: str, tmp_path: Path) -> None:
+    assert "```sh\npytest\n```" in readme(project)
+    # The other plugins of this repository take three seconds to load.
+    alone = environ(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    arguments = ["-q", "-W", "error", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t")]
+    with (tmp_path / "printed").open("wb") as out:
+        process = Fork("pytest", arguments, env=alone, cwd=EXAMPLES / project, out=out.fileno())
+        code = process.wait(PATIENCE_S)
+    assert code == 0, (tmp_path / "printed").read_text()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    process = NodeProcess(tmp_path)
+    process.start()
+    yield process
+    process.close()
+
+
+def test_commands_of_django_tasks_send_the_mails_on_the_page(node: NodeProcess, tmp_path: Path) -> None:
+    project, port = "django-tasks", str(free_port())
+    found = environ(BROKER=node.address, DATABASE=str(tmp_path / "db.sqlite3"), SANDCTL_SERVERS=node.address)
+    first, *programs = block(project, "sh start").splitlines()
+    assert first == "sandq" and len(programs) == 2
+    migrate, worker = programs[0].split(" && ")
+    subprocess.run(migrate, shell=True, cwd=EXAMPLES / project, env=found, check=True)
+    printed = tmp_path / "printed"
+    running = []
+    try:
+        for line in (worker, f"{programs[1]} --noreload 127.0.0.1:{port}"):
+            with printed.open("ab") as out:
+                running.append(subprocess.Popen(line.split(), cwd=EXAMPLES / project, env=found, stdout=out))
+        wait_until(lambda: "Quit the server" in printed.read_text())
+        source = block(project, "sh run").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+        shell = ["bash", "-euo", "pipefail", "-c", source.replace("curl -s", "curl -sf")]
+        done = subprocess.run(shell, cwd=EXAMPLES / project, env=found, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and is_like(done.stdout, block(project, "output")), (done.stdout, done.stderr)
+        for line in block(project, "worker").splitlines():
+            wait_until(lambda line=line: line in printed.read_text())  # type: ignore[misc]
+        running[0].send_signal(signal.SIGTERM)
+        assert running[0].wait() == 0
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
