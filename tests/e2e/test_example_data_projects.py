@@ -23,7 +23,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.forks import Fork
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S
 from tests.unit.deploy.test_manifests import compose
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -49,10 +49,14 @@ def readme(project: str) -> str:
     return (EXAMPLES / project / "README.md").read_text(encoding="utf-8")
 
 
+def blocks(project: str, kind: str) -> list[str]:
+    """Return the fenced blocks of a kind in a README."""
+    return re.findall(rf"^```{kind}\n(.*?)^```", readme(project), re.M | re.S)
+
+
 def block(project: str, kind: str) -> str:
     """Return the only fenced block of a kind in a README."""
-    (found,) = re.findall(rf"^```{kind}\n(.*?)^```", readme(project), re.M | re.S)
-    assert isinstance(found, str)
+    (found,) = blocks(project, kind)
     return found
 
 
@@ -122,28 +126,36 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def test_commands_of_django_tasks_send_the_mails_on_the_page(node: NodeProcess, tmp_path: Path) -> None:
-    project, port = "django-tasks", str(free_port())
+    directory, port = EXAMPLES / "django-tasks", str(free_port())
     found = environ(BROKER=node.address, DATABASE=str(tmp_path / "db.sqlite3"), SANDCTL_SERVERS=node.address)
-    first, *programs = block(project, "sh start").splitlines()
-    assert first == "sandq" and len(programs) == 2
-    migrate, worker = programs[0].split(" && ")
-    subprocess.run(migrate, shell=True, cwd=EXAMPLES / project, env=found, check=True)
-    printed = tmp_path / "printed"
+
+    def command(line: str) -> list[str]:
+        return ["bash", "-c", line.replace("127.0.0.1:8000", f"127.0.0.1:{port}")]
+
+    def run(line: str) -> str:
+        done = subprocess.run(command(line), cwd=directory, env=found, stdout=subprocess.PIPE, text=True, check=True)
+        return done.stdout.removesuffix("\n")
+
+    (sandq, *programs), expected = block("django-tasks", "sh start").splitlines(), block("django-tasks", "printed")
+    assert sandq == "sandq"
+    tables, lines = blocks("django-tasks", "sh run")
+    run(tables)
     running = []
     try:
-        for line in (worker, f"{programs[1]} --noreload 127.0.0.1:{port}"):
-            with printed.open("ab") as out:
-                running.append(subprocess.Popen(line.split(), cwd=EXAMPLES / project, env=found, stdout=out))
-        wait_until(lambda: "Quit the server" in printed.read_text())
-        source = block(project, "sh run").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
-        shell = ["bash", "-euo", "pipefail", "-c", source.replace("curl -s", "curl -sf")]
-        done = subprocess.run(shell, cwd=EXAMPLES / project, env=found, capture_output=True, text=True, check=False)
-        assert done.returncode == 0 and is_like(done.stdout, block(project, "output")), (done.stdout, done.stderr)
-        for line in block(project, "worker").splitlines():
-            wait_until(lambda line=line: line in printed.read_text())  # type: ignore[misc]
-        running[0].send_signal(signal.SIGTERM)
-        assert running[0].wait() == 0
+        for line in programs:
+            started = command(f"exec {line}")
+            running.append(subprocess.Popen(started, cwd=directory, env=found, stdout=subprocess.PIPE, text=True))
+        server, worker = running
+        assert server.stdout is not None and worker.stdout is not None
+        while not server.stdout.readline().startswith("Quit the server"):
+            assert server.poll() is None
+        printed = "\n".join([run(line) for line in lines.splitlines()])
+        assert is_like(printed, block("django-tasks", "output")), printed
+        mails = "".join([worker.stdout.readline() for _ in expected.splitlines()])
+        assert is_like(mails, expected), mails
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(PATIENCE_S) == 0
     finally:
         for process in running:
             process.kill()
-            process.wait()
+            process.communicate()

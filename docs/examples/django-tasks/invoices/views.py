@@ -32,7 +32,7 @@ class InvoiceView(View):
         if not form.is_valid():
             return JsonResponse({"errors": form.errors}, status=400)
         form.save()
-        return HttpResponse(status=204)
+        return JsonResponse({"invoice": number, "due_at": invoice.due_at})
 
     @transaction.atomic
     def delete(self, request: HttpRequest, number: int) -> HttpResponse:
