@@ -106,7 +106,7 @@ def test_compose_file_is_valid(project: str) -> None:
 
 
 @pytest.mark.parametrize("project", WITH_TESTS)
-def test_tests_of_project_pass(project: str, tmp_path: Path) -> None:
+def test_own_tests_of_project_succeed(project: str, tmp_path: Path) -> None:
     assert "```sh\npytest\n```" in readme(project)
     # The other plugins of this repository take three seconds to load.
     alone = environ(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
