@@ -2,7 +2,9 @@
 
 The code blocks of a README run in their order: `sh start` starts one program per line, `sh run` runs commands that
 print the next block `output`, and `printed` are lines of the program that was started last. The programs find the node
-by the variable BROKER. A line `sandq` means a node of the test."""
+by the variable BROKER. A line `sandq` means a node of the test.
+
+Projects with Spark are also run in tests/spark, in the session of that suite."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +29,7 @@ from sandq.model.config import load_config
 from tests.e2e.test_keys_page import is_like
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
+from tests.support.processes.forks import Fork
 from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Shell
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -39,16 +43,19 @@ _PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+|(?<=--port )\d+")
 class Project(NamedTuple):
     """A project: a directory in docs/examples."""
 
-    package: str
-    """Package that its wheel contains."""
-    passed: int
-    """Number of its own tests."""
+    modules: tuple[str, ...]
+    """Packages and modules that its wheel contains."""
+    passed: int | None
+    """Number of its own tests. None: tests/spark runs them, and the commands of the page."""
 
 
 PROJECTS = {
-    "fastapi-reminders": Project("reminders", passed=6),
-    "webhook-gateway": Project("gateway", passed=8),
+    "django-tasks": Project(("invoices", "shop"), passed=15),
+    "fastapi-reminders": Project(("reminders",), passed=6),
+    "spark-archive": Project(("archive_topic.py",), passed=None),
+    "webhook-gateway": Project(("gateway",), passed=8),
 }
+RUN_HERE = [name for name, project in PROJECTS.items() if project.passed is not None]
 
 
 @pytest.fixture(params=PROJECTS)
@@ -69,24 +76,38 @@ def environ_of(directory: Path, **more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{directory}{os.pathsep}{ROOT}", "PATH": programs, **more}
 
 
-def test_suite_of_project_succeeds(name: str, directory: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "anyio", "-p", "no:cacheprovider"],
-        cwd=directory,
-        env=environ_of(directory, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{PROJECTS[name].passed} passed" in done.stdout
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_suite_of_project_succeeds(name: str, directory: Path, tmp_path: Path) -> None:
+    arguments = ["-q", "-p", "anyio", "-p", "no:cacheprovider", "-o", "pythonpath=.", "-W", "error"]
+    # The process from which this one is forked has imported anyio.
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    environ = environ_of(directory, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    printed = tmp_path / "printed"
+    with printed.open("wb") as out:
+        code = Fork("pytest", arguments, env=environ, cwd=directory, out=out.fileno()).wait(PATIENCE_S)
+    assert code == 0, printed.read_text()
+    assert f"{PROJECTS[name].passed} passed" in printed.read_text()
 
 
-def test_wheel_of_project_has_its_package(name: str, directory: Path, tmp_path: Path) -> None:
+def test_wheel_of_project_has_its_modules(name: str, directory: Path, tmp_path: Path) -> None:
     (wheel,) = WheelBuilder(str(directory)).build(directory=str(tmp_path / "dist"), versions=["standard"])
     packed = {path for path in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in path}
-    package = PROJECTS[name].package
-    assert packed == {f"{package}/{path.name}" for path in (directory / package).glob("*.py")} != set()
+    modules = [path.relative_to(directory) for path in directory.rglob("*.py")]
+    assert packed == {str(path) for path in modules if path.parts[0] in PROJECTS[name].modules} != set()
+
+
+def test_django_project_requires_the_version_of_the_tests() -> None:
+    def required(path: Path, extra: str) -> str:
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        (found,) = {
+            one
+            for one in (*project["dependencies"], *project["optional-dependencies"][extra])
+            if one.startswith("Django")
+        }
+        return str(found)
+
+    own = required(EXAMPLES / "django-tasks" / "pyproject.toml", "test")
+    assert own == required(ROOT / "pyproject.toml", "dev")
 
 
 def test_compose_file_of_project_is_consistent(directory: Path) -> None:
@@ -104,18 +125,25 @@ def check_compose(directory: Path) -> None:
     assert config.listen.client.host == "0.0.0.0" and config.security.insecure, "a node without TLS must allow it"
     for name, service in found["services"].items():
         assert set(service) <= {
-            "build", "command", "depends_on", "environment", "image", "ports", "restart", "stop_grace_period", "volumes"
+            "build", "command", "depends_on", "environment", "image", "ports", "profiles", "restart", "volumes",
+            "stop_grace_period",
         }, name  # fmt: skip
-        assert set(service.get("depends_on", {})) <= {*found["services"]} - {name}
+        is_program = service.get("restart") == "unless-stopped"
+        needed = service.get("depends_on", {})
+        assert set(needed) <= {*found["services"]} - {name}
         assert all(volume.split(":")[0] in found["volumes"] for volume in service.get("volumes", ()))
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), "not reachable from outside"
-        assert service["stop_grace_period"] == "45s", "a program has 30 s to end"
+        assert not is_program or service["stop_grace_period"] == "45s", "a program has 30 s to end"
         if service is not node:
             assert (directory / service["build"]["dockerfile"]).exists()
-            assert service["depends_on"] == {"sandq": {"condition": "service_healthy"}}, "the image has a health check"
+            healthy = {"condition": "service_healthy"}
+            assert not is_program or needed["sandq"] == healthy, "the image has a health check"
+            done = [other for other, condition in needed.items() if condition != healthy]
+            assert all(needed[other] == {"condition": "service_completed_successfully"} for other in done)
+            assert not any(found["services"][other]["restart"] == "unless-stopped" for other in done)
             assert service["environment"]["BROKER"] == f"sandq:{config.listen.client.port}"
-            (module,) = re.findall(r"(?:uvicorn|python -m) ([\w.]+)", service["command"])
-            assert (directory / f"{module.replace('.', '/')}.py").exists()
+            (module,) = re.findall(r"(?:uvicorn|python -m|gunicorn|python) ([\w.]+)", service["command"])
+            assert (directory / f"{module.removesuffix('.py').replace('.', '/')}.py").exists()
 
 
 @pytest.fixture
@@ -181,6 +209,7 @@ class Page:
         assert set(codes) <= {0, -signal.SIGTERM}, codes  # uvicorn raises the signal again
 
 
+@pytest.mark.parametrize("name", RUN_HERE)
 def test_commands_of_readme_print_its_output(directory: Path, node: NodeProcess) -> None:
     page = Page(directory, node.address)
     kinds = [kind for kind, _ in page.blocks]
