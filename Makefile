@@ -42,7 +42,7 @@ system:
 	@tests/install-system-packages
 
 # Every feature and every promise; what each suite cost stands at its end. tests/README.md says what belongs where.
-test: $(SPARK_STAMP) system
+test: $(SPARK_STAMP) $(DOCS_STAMP) system
 	$(BIN)/python -m tests.support.runner
 
 # Before each commit: `make check`, the units, and a few examples of each property.
@@ -50,7 +50,7 @@ test-fast: check
 	TEST_FAST=1 $(BIN)/python -m tests.support.runner --fast
 
 # More seeds, kills, pages and sizes of the same, and other Python versions: hours.
-test-long: $(SPARK_STAMP) system
+test-long: $(SPARK_STAMP) $(DOCS_STAMP) system
 	$(BIN)/python -m tests.support.runner --long
 	$(BIN)/python -m tests.support.pythons
 
@@ -63,7 +63,7 @@ test-interop: $(STAMP) system
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m interop tests/interop
 
 # All suites again and again on a machine that is loaded on purpose: each test that is not always green is named.
-test-flaky: $(SPARK_STAMP) system
+test-flaky: $(SPARK_STAMP) $(DOCS_STAMP) system
 	$(BIN)/python -m tests.support.flaky $(FLAKY)
 
 check: $(STAMP)
@@ -78,7 +78,7 @@ $(DOCS_STAMP): requirements-docs.lock $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
 	@touch $@
 
-# The documentation site, into build/docs/site. A broken link or anchor is an error.
+# The documentation site, into build/docs/site and site.zip. A broken link or anchor is an error.
 docs: $(DOCS_STAMP)
 	$(BIN)/python packaging/site/build.py
 
@@ -98,8 +98,9 @@ $(PEERS_STAMP): requirements-peers.lock $(SPARK_STAMP)
 bench-peers: $(PEERS_STAMP)
 	$(BIN)/python -m benchmarks.peers
 
-# Wheels, source, what they depend on, a bill of materials and checksums, into dist/: docs/releases.md.
-release: $(STAMP)
+# Wheels with the documentation site, source, what they depend on, a bill of materials and checksums, into dist/:
+# docs/releases.md.
+release: docs
 	rm -rf dist
 	$(BIN)/python packaging/release.py
 

@@ -1,6 +1,6 @@
 """Builds a release: wheels, source, what they depend on, a bill of materials, and checksums. `make release` runs it.
 
-    dist/sandq-X-py3-none-any.whl, sandq_client-X-...whl    what is installed
+    dist/sandq-X-py3-none-any.whl, sandq_client-X-...whl    what is installed, with the documentation site
     dist/sandq-X.tar.gz                                     the source
     dist/requirements.lock                                  all that the wheels need, each with its hashes
     dist/sbom.cdx.json                                      the same as a bill of materials: CycloneDX 1.6
@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -33,6 +34,12 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "packaging" / "client"
 LOCK = "requirements.lock"
+SITE = ROOT / "build" / "docs" / "site.zip"
+"""The documentation site, which `make docs` builds."""
+SITE_IN_WHEEL = ROOT / "sandq" / "server" / "http" / "static" / "site.zip"
+"""Where the wheel has the site. The file is in the tree only while a release is built."""
+SITE_BYTES = 3_000_000
+"""Maximum size of the site in the wheel."""
 RUNTIME_LOCK = ROOT / "packaging" / "release.lock"
 """Dependencies of the wheels, for all supported Python versions and machines; packaging/lock writes it."""
 SBOM = "sbom.cdx.json"
@@ -76,6 +83,17 @@ def check_committed(root: Path) -> None:
     if changed:
         more = "" if len(changed) == 1 else f", and {len(changed) - 1} more"
         raise SystemExit(f"not committed: {changed[0].split(maxsplit=1)[-1]}{more}: a release is of a commit")
+
+
+def check_site(site: Path) -> None:
+    """Raise SystemExit if the documentation site is missing or too large for the wheel."""
+    if not site.is_file():
+        raise SystemExit(f"{site} is missing: run `make docs`, or `make release`, which does it")
+    if site.stat().st_size > SITE_BYTES:
+        raise SystemExit(
+            f"{site} has {site.stat().st_size:,} bytes, and at most {SITE_BYTES:,} are allowed (SITE_BYTES): "
+            "leave out files that readers do not need (UNUSED in packaging/site/build.py)"
+        )
 
 
 def wanted() -> list[str]:
@@ -194,8 +212,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="an empty directory (default: dist)")
     into = parser.parse_args().out
     check_committed(ROOT)
-    for file in build(into):
-        print(file)
+    check_site(SITE)
+    shutil.copyfile(SITE, SITE_IN_WHEEL)
+    try:
+        for file in build(into):
+            print(file)
+    finally:
+        SITE_IN_WHEEL.unlink()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The `sandq` command: run a node, check a configuration and a machine, serve HTTP and SQL, and inspect a log."""
+"""The `sandq` command: run a node, check a configuration and a machine, serve HTTP, SQL and the documentation, and
+inspect a log.
+"""
 
 from __future__ import annotations
 
@@ -205,6 +207,23 @@ def sql(
     with _errors():
         config = load_config(config_file or options["config_file"], os.environ, is_node=False)
         serve_gateway(addresses, listen, config, options["log_format"], options["log_level"], ca)
+
+
+@main.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0: any free port.")
+@click.option("--open", "opens", is_flag=True, help="Open the site in a browser.")
+def docs(port: int, opens: bool) -> None:
+    """Serve this documentation to a browser on this machine, without the internet, until Ctrl-C.
+
+    \b
+      sandq docs --open
+
+    Each node serves the same pages at /help/ of its HTTP port.
+    """
+    from sandq.tools.docs import serve
+
+    with _errors():
+        serve(port, opens, click.echo)
 
 
 @main.group()

@@ -1,8 +1,8 @@
-"""Build the documentation site into build/docs/site: `make docs`.
+"""Build the documentation site into build/docs/site, and its archive build/docs/site.zip: `make docs`.
 
 The pages in docs/ are written for a repository: code blocks have names for tests, and some links lead to other files
 of the repository. This program copies the pages, adapts both, and runs Zensical, for which broken links and anchors are
-errors. It also writes `llms.txt`, an index of all pages for language models.
+errors. It also writes `llms.txt`, an index of all pages for language models. `sandq docs` and nodes serve the archive.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,10 @@ ADDED: Final = {"changelog.md": ROOT / "CHANGELOG.md"}
 """Pages of the site that are not in docs/, by their path on the site."""
 API: Final = tomllib.loads(Path(__file__).with_name("api.toml").read_text(encoding="utf-8"))
 """The reference of the Python client: title, summary and described names of each page in `api/`."""
+UNUSED: Final = ("assets/stylesheets/classic", "sitemap.xml")
+"""Parts of the site that no page uses: the styles of a different theme, and an empty list for search engines."""
+_ARCHIVE_TIME: Final = (1980, 1, 1, 0, 0, 0)
+"""Time of all files in the archive, so that the same site gives the same bytes."""
 _FENCE: Final = re.compile(r"^(?P<marks>\s*```+)(?P<language>[\w-]*)[^`\n]*$", re.MULTILINE)
 _LINK: Final = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 _LANGUAGES: Final = {"hex": "text", "peer-hex": "text", "snapshot-hex": "text", "output": "text"}
@@ -163,17 +168,39 @@ def _paths(content: str | list[dict[str, Any]]) -> Iterator[str]:
                 yield from _paths(inner)
 
 
-def build() -> int:
-    """Build the site. Return the exit code of Zensical."""
-    shutil.rmtree(BUILD, ignore_errors=True)
-    pages = copy_pages(BUILD / "pages")
-    shutil.copy(CONFIG, BUILD)
-    done = subprocess.run(
-        [Path(sys.executable).with_name("zensical"), "build", "--strict", "--clean"], cwd=BUILD, check=False
-    )
+def title() -> str:
+    """Return the name of the site: sandq, and the version that the pages describe."""
+    text = (ROOT / "sandq" / "__init__.py").read_text(encoding="utf-8")
+    version = re.search(r'^__version__ = "([^"]+?)(?:\.dev\d+)?"$', text, re.MULTILINE)
+    assert version is not None, "sandq/__init__.py has no version"
+    return f"sandq {version[1]}"
+
+
+def pack(site: Path, archive: Path) -> None:
+    """Write all files of a directory to an archive. The same files give the same bytes."""
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in sorted(site.rglob("*")):
+            if path.is_file():
+                entry = zipfile.ZipInfo(path.relative_to(site).as_posix(), _ARCHIVE_TIME)
+                packed.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
+
+
+def build(to: Path = BUILD) -> int:
+    """Build the site and its archive in a directory. Return the exit code of Zensical."""
+    zensical = Path(sys.executable).with_name("zensical")
+    if not zensical.is_file():
+        raise SystemExit("zensical is not installed: run `make docs`")
+    shutil.rmtree(to, ignore_errors=True)
+    pages = copy_pages(to / "pages")
+    text = CONFIG.read_text(encoding="utf-8").replace('site_name = "sandq"', f'site_name = "{title()}"')
+    (to / CONFIG.name).write_text(text, encoding="utf-8")
+    done = subprocess.run([zensical, "build", "--strict", "--clean"], cwd=to, check=False)
     if done.returncode == 0:
-        config = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
-        (BUILD / "site" / "llms.txt").write_text(index_of(pages, config), encoding="utf-8")
+        site = to / "site"
+        for name in UNUSED:
+            shutil.rmtree(site / name) if (site / name).is_dir() else (site / name).unlink()
+        (site / "llms.txt").write_text(index_of(pages, tomllib.loads(text)["project"]), encoding="utf-8")
+        pack(site, to / "site.zip")
     return done.returncode
 
 

@@ -14,9 +14,9 @@ from sandq.model.access import Access, Right
 from sandq.model.errors import Forbidden
 from sandq.model.limits import FIXED
 
-OPEN_PATHS: Final = frozenset({"/", "/livez", "/healthz", "/readyz", "/openapi.json", "/docs"})
+OPEN_PATHS: Final = frozenset({"/", "/livez", "/healthz", "/readyz", "/openapi.json", "/docs", "/help"})
 """Paths that need no authentication."""
-OPEN_BELOW: Final = ("/docs/", "/console/")
+OPEN_BELOW: Final = ("/docs/", "/console/", "/help/")
 """Prefixes of further paths that need no authentication."""
 
 
@@ -163,6 +163,8 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
             "/docs/start.js",
             "/docs/{asset}",
             "/console/{asset}",
+            "/help",
+            "/help/{path:path}",
         )
     },
 }

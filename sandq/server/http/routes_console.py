@@ -128,9 +128,14 @@ async def asset(request: Request, asset: str) -> Response:
     return _respond(request, found)
 
 
+def accepts_gzip(request: Request) -> bool:
+    """Return whether the client accepts a response that is compressed with gzip."""
+    return _GZIP.search(request.headers.get("accept-encoding", "")) is not None
+
+
 def _respond(request: Request, found: Asset) -> Response:
     """Respond with a file, compressed if the client accepts that; without the file if the client has it already."""
-    is_packed = _GZIP.search(request.headers.get("accept-encoding", "")) is not None
+    is_packed = accepts_gzip(request)
     tag = f"{found.tag}-gzip" if is_packed else found.tag
     headers = {**HEADERS, "etag": f'"{tag}"'}
     if is_known(only(request, "If-None-Match"), tag):

@@ -1,0 +1,102 @@
+"""The documentation site: an archive of static pages, which `sandq docs` and each node serve.
+
+`make docs` makes the archive, and a release has it in the wheel. The files are read from the archive at each request.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+from zipfile import ZipFile, ZipInfo
+
+from fastapi import Request
+from fastapi.responses import RedirectResponse, Response
+
+from sandq.model.errors import Corruption, NotFound
+from sandq.server.http.paths import is_known, only
+from sandq.server.http.routes_console import HEADERS, TYPES, accepts_gzip
+
+_INSTALLED: Final = Path(str(files(__package__))) / "static" / "site.zip"
+"""The archive in the wheel of a release."""
+_CHECKOUT: Final = Path(__file__).resolve().parents[3]
+"""The root of the repository, unless sandq is installed from a wheel."""
+_BUILDER: Final = Path("packaging", "site", "build.py")
+_BUILT: Final = Path("build", "docs", "site.zip")
+"""The archive that `make docs` makes in a checkout."""
+_PAGE: Final = "index.html"
+_NOT_FOUND: Final = "404.html"
+_TYPES: Final = {**TYPES, "json": "application/json", "png": "image/png"}
+_INLINE: Final = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+
+
+def archive() -> Path:
+    """Return the path of the archive. In a checkout, `make docs` makes it. Raise NotFound if there is none."""
+    is_checkout = (_CHECKOUT / _BUILDER).is_file()
+    for path in (_CHECKOUT / _BUILT, _INSTALLED) if is_checkout else (_INSTALLED,):
+        if path.is_file():
+            return path
+    if is_checkout:
+        raise NotFound("the documentation site is not built: run `make docs`")
+    raise NotFound("this installation has no documentation site: install sandq from the wheel of a release")
+
+
+def respond(request: Request, site: Path, path: str, base: str) -> Response:
+    """Return the response to a GET of a page or a file. Raise Corruption if the archive is damaged.
+
+    `path`: decoded path below `base`, the path at which the site is served. A path must be the name of a file in the
+    archive, or of a directory with a page, so no other file can be read."""
+    name = path + _PAGE if path == "" or path.endswith("/") else path
+    try:
+        with ZipFile(site) as pages:
+            is_directory = name not in pages.NameToInfo and f"{path}/{_PAGE}" in pages.NameToInfo
+            info = pages.NameToInfo.get(name)
+            data = pages.read(info or _NOT_FOUND)
+    except Exception as error:  # a damaged archive makes zipfile raise errors of many kinds
+        raise Corruption(
+            f"{site} is damaged: {error}; install sandq again, or run `make docs` in a checkout"
+        ) from error
+    if is_directory:
+        return RedirectResponse(f"{base}{path}/")
+    if info is None:
+        # The generator writes the links of this page for a site at the root of a server.
+        data = data.replace(b'"/', b'"' + base.encode())
+        return Response(data, 404, _headers(_NOT_FOUND, data))
+    return _respond(request, info, data)
+
+
+def _respond(request: Request, info: ZipInfo, data: bytes) -> Response:
+    """Respond with a file, compressed if the client accepts that; without the file if the client has it already."""
+    is_packed = accepts_gzip(request) and not info.filename.endswith(".png")
+    tag = f"{info.CRC:08x}-{info.file_size:x}{'-gzip' * is_packed}"
+    headers = _headers(info.filename, data) | {"etag": f'"{tag}"'}
+    if is_known(only(request, "If-None-Match"), tag):
+        return Response(status_code=304, headers=headers)
+    if not is_packed:
+        return Response(data, headers=headers)
+    return Response(gzip.compress(data, mtime=0), headers={**headers, "content-encoding": "gzip"})
+
+
+def _headers(name: str, data: bytes) -> dict[str, str]:
+    """Return the headers of a file. Their policy allows only the inline scripts that a page has."""
+    media_type = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+    scripts = _INLINE.findall(data) if name.endswith(".html") else []
+    hashes = sorted({base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts})
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            " ".join(("script-src 'self'", *(f"'sha256-{one}'" for one in hashes))),
+            "style-src 'self'",
+            "style-src-attr 'unsafe-inline'",  # alignment of table columns
+            "img-src 'self' data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+    return {**HEADERS, "content-type": media_type, "content-security-policy": policy}
