@@ -197,6 +197,7 @@ COMMANDS = {
     cls=Root,
     later=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Documentation: run `sandq docs` where a node is installed, or open /help/ at the HTTP port of a node.",
 )
 @common_options
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")

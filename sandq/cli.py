@@ -220,10 +220,11 @@ def docs(port: int, opens: bool) -> None:
 
     Each node serves the same pages at /help/ of its HTTP port.
     """
+    from sandq.server.http import site
     from sandq.tools.docs import serve
 
     with _errors():
-        serve(port, opens, click.echo)
+        serve(site.archive(), port, opens, click.echo)
 
 
 @main.group()

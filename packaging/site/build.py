@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
 BUILD: Final = ROOT / "build" / "docs"
 CONFIG: Final = Path(__file__).with_name("zensical.toml")
+STYLES: Final = Path(__file__).with_name("colours.css")
 ADDED: Final = {"changelog.md": ROOT / "CHANGELOG.md"}
 """Pages of the site that are not in docs/, by their path on the site."""
 API: Final = tomllib.loads(Path(__file__).with_name("api.toml").read_text(encoding="utf-8"))
@@ -192,6 +193,7 @@ def build(to: Path = BUILD) -> int:
         raise SystemExit("zensical is not installed: run `make docs`")
     shutil.rmtree(to, ignore_errors=True)
     pages = copy_pages(to / "pages")
+    shutil.copy(STYLES, to / "pages")
     text = CONFIG.read_text(encoding="utf-8").replace('site_name = "sandq"', f'site_name = "{title()}"')
     (to / CONFIG.name).write_text(text, encoding="utf-8")
     done = subprocess.run([zensical, "build", "--strict", "--clean"], cwd=to, check=False)

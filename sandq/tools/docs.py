@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import webbrowser
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -23,9 +25,8 @@ CONNECTIONS: Final = 64
 GRACE_S: Final = 1
 
 
-def serve(port: int, opens: bool, write: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. `port`: 0 for any free port. Raise SandqError if there is no site, or no port."""
-    archive = site.archive()
+def serve(archive: Path, port: int, opens: bool, write: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM. `port`: 0 for any free port. Raise StartupError if the port cannot be used."""
 
     def page(request: Request) -> Response:
         """Respond in a thread, whose number Starlette limits."""
@@ -38,7 +39,8 @@ def serve(port: int, opens: bool, write: Callable[[str], None]) -> None:
     try:
         listener = socket.create_server((LOCAL_HOST, port))
     except OSError as error:
-        raise StartupError(f"--port {port} cannot be used: {error.strerror}; choose a different port, or 0") from None
+        reason = os.strerror(error.errno or 0)
+        raise StartupError(f"--port {port} cannot be used: {reason}; choose a different port, or 0") from None
     with listener, contextlib.suppress(KeyboardInterrupt):  # uvicorn stops, and then raises the signal again
         url = f"http://{LOCAL_HOST}:{listener.getsockname()[1]}/"
         write(f"{url}  (Ctrl-C ends it)")

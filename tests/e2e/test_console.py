@@ -115,6 +115,18 @@ def test_rates_of_a_topic_are_drawn_and_follow_the_stream(console: Console) -> N
     assert "Produced: " in browser.run("return document.querySelector('[data-chart=rates] .chart').ariaLabel")
 
 
+def test_help_link_follows_the_view(console: Console) -> None:
+    name = topic(console.api, "explained")
+    for view, page in (
+        ("", "console/"),
+        (f"#/topics/{name}/schedules", "schedules/"),
+        (f"#/topics/{name}/messages", "topics/#the-states-of-a-message"),
+        ("#/cluster", "operations/alerts/#what-needs-attention"),
+    ):
+        console.go(view)
+        console.browser.one(f'header a[href="help/{page}"]')
+
+
 def open_topic(console: Console, name: str) -> bool:
     console.browser.click(name, "tbody")
     console.browser.reads(name, "h1")

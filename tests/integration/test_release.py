@@ -6,14 +6,17 @@ import hashlib
 import importlib.metadata
 import json
 import re
+import shutil
 import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sandq
+from sandq.server.http import site
 from tests.support.paths import ROOT
 from tests.support.release import release
 
@@ -113,6 +116,34 @@ def test_release_build_is_reproducible(built: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", EPOCH)
     release().build(tmp_path)
     assert sums(tmp_path) == sums(built)
+
+
+def test_wheel_has_the_site_although_git_ignores_it(tmp_path: Path) -> None:
+    tree, into = tmp_path / "tree", tmp_path / "dist"
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", "sandq/__init__.py"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    (tree / "pyspark_sandq").mkdir()
+    name = release().SITE_IN_WHEEL.relative_to(ROOT)
+    (tree / name).parent.mkdir(parents=True)
+    (tree / name).write_bytes(b"site")
+    release()._hatch(tree, ("wheel", "sdist"), into, EPOCH)
+    with zipfile.ZipFile(next(into.glob("*.whl"))) as wheel:
+        assert wheel.read(name.as_posix()) == b"site"
+    with tarfile.open(next(into.glob("*.tar.gz"))) as archive:
+        assert not any(member.endswith("site.zip") for member in archive.getnames())
+    assert site.__file__ is not None and Path(site.__file__).parent / "static" / "site.zip" == ROOT / name
+
+
+def test_missing_or_large_site_prevents_a_release(tmp_path: Path) -> None:
+    path = tmp_path / "site.zip"
+    with pytest.raises(SystemExit, match=r"site\.zip is missing: run `make docs`"):
+        release().check_site(path)
+    path.write_bytes(bytes(3_000_000))
+    release().check_site(path)
+    path.write_bytes(bytes(3_000_001))
+    with pytest.raises(SystemExit, match=r"has 3,000,001 bytes, and at most 3,000,000 are allowed \(SITE_BYTES\)"):
+        release().check_site(path)
 
 
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:

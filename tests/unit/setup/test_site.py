@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 import tomllib
+from pathlib import Path
 from types import ModuleType
+from zipfile import ZipFile
 
 import pytest
 
@@ -86,3 +90,34 @@ def test_reference_describes_every_public_name_once() -> None:
         "sandq.testing.START", "sandq.testing.Starting"
     }  # fmt: skip
     assert sorted(named) == sorted([*public, *testing, "sandq.client.admin.admin.Admin"])
+
+
+def test_title_has_the_version_without_its_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    (tmp_path / "sandq").mkdir()
+    for version in ("1.2.3", "1.2.3.dev4"):
+        (tmp_path / "sandq" / "__init__.py").write_text(f'"""Text."""\n\n__version__ = "{version}"\n')
+        assert site.title() == "sandq 1.2.3"
+
+
+def test_archive_of_the_same_files_has_the_same_bytes(tmp_path: Path) -> None:
+    archives = []
+    for number, names in enumerate((("b/index.html", "a.css", "index.html"), ("index.html", "a.css", "b/index.html"))):
+        directory = tmp_path / str(number)
+        for name in names:
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"content of {name}")
+            os.utime(path, (number * 1_000_000_000,) * 2)
+        site.pack(directory, directory.with_suffix(".zip"))
+        archives.append(directory.with_suffix(".zip"))
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    with ZipFile(archives[0]) as packed:
+        assert packed.namelist() == ["a.css", "b/index.html", "index.html"]
+        assert packed.read("a.css") == b"content of a.css"
+
+
+def test_missing_generator_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(SystemExit, match="zensical is not installed: run `make docs`"):
+        site.build(tmp_path / "docs")

@@ -34,6 +34,28 @@ const LINKS = [
   ["#/access", "Access", "a", ["security"]], ["#/audit", "Audit", "u", ["security"]], ["#/backups", "Backups", "b", ["cluster", "read"]],
 ];
 
+// Pages of the documentation about the views; the first match counts.
+const HELP = [
+  [/^#\/topics\/[^/]+\/groups\/[^/]+\/dead/, "topics/settling/#dead-letters"],
+  [/^#\/topics\/[^/]+\/groups/, "topics/groups/"],
+  [/^#\/topics\/[^/]+\/messages/, "topics/#the-states-of-a-message"],
+  [/^#\/topics\/[^/]+\/schedules/, "schedules/"],
+  [/^#\/topics\/[^/]+\/keys/, "keys/"],
+  [/^#\/topics\/[^/]+\/tenants/, "topics/kinds/#priority-and-fair-topics"],
+  [/^#\/topics\/[^/]+\/settings/, "topics/#settings-of-a-topic"],
+  [/^#\/topics\/[^/]+\/partitions/, "operations/clusters/#leaders"],
+  [/^#\/topics\/[^/]+/, "topics/pending/#forecast"],
+  [/^#\/groups/, "topics/groups/"],
+  [/^#\/lateness/, "slo/"],
+  [/^#\/sql/, "sql/"],
+  [/^#\/cluster/, "operations/alerts/#what-needs-attention"],
+  [/^#\/access/, "security/#rights-grants-roles"],
+  [/^#\/audit/, "security/quotas/#the-audit-log"],
+  [/^#\/backups/, "backup/"],
+  [/^/, "console/"],
+];
+
+const help = h("a", { class: "who", target: "_blank", rel: "noopener" }, "Help");
 const links = h("ul");
 const showLinks = () => fill(links, LINKS.filter(([, , , rights = []]) => rights.every((right) => may(right))).map(([href, text]) => h("li", {}, h("a", { href }, text))));
 
@@ -57,6 +79,7 @@ function shell() {
     h("div", { class: "right" },
       state,
       zoned,
+      help,
       h("a", { href: "docs", class: "who", target: "_blank", rel: "noopener" }, "API"),
       h("span", { class: "who" }, me?.principal ?? ""),
       token.get() && h("button", { type: "button", class: "quiet", onclick: signOut }, "Sign out"))));
@@ -97,6 +120,7 @@ function mark() {
     if (one.getAttribute("href") === current) one.setAttribute("aria-current", "page");
     else one.removeAttribute("aria-current");
   }
+  help.setAttribute("href", `help/${HELP.find(([pattern]) => pattern.test(location.hash))[1]}`);
 }
 
 async function route(event) {
