@@ -57,8 +57,10 @@ def respond(request: Request, site: Path, path: str, base: str) -> Response:
             info = pages.NameToInfo.get(name)
             data = pages.read(info or _NOT_FOUND)
     except Exception as error:  # a damaged archive makes zipfile raise errors of many kinds
+        # Anybody may read the error, so it has no path of this machine.
         raise Corruption(
-            f"{site} is damaged: {error}; install sandq again, or run `make docs` in a checkout"
+            f"the archive of the documentation, {site.name}, is damaged ({type(error).__name__}): install sandq again, "
+            "or run `make docs` in a checkout"
         ) from error
     if is_directory:
         return RedirectResponse(f"{base}{path}/")

@@ -81,7 +81,7 @@ def test_only_reads_are_served(archive: Path) -> None:
                 assert status("GET", url + path) == (404, b"missing"), path
             archive.write_bytes(b"no archive")
             code, text = status("GET", url)
-            assert code == 500 and b"is damaged: File is not a zip file; install sandq again" in text
+            assert code == 500 and b"is damaged (BadZipFile): install sandq again" in text
         finally:
             process.terminate()
 
