@@ -8,6 +8,7 @@ errors. It also writes `llms.txt`, an index of all pages for language models. `s
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -195,6 +196,7 @@ def build(to: Path = BUILD) -> int:
     pages = copy_pages(to / "pages")
     shutil.copy(STYLES, to / "pages")
     text = CONFIG.read_text(encoding="utf-8").replace('site_name = "sandq"', f'site_name = "{title()}"')
+    text = text.replace('paths = ["../.."]', f"paths = [{json.dumps(str(ROOT))}]")
     (to / CONFIG.name).write_text(text, encoding="utf-8")
     done = subprocess.run([zensical, "build", "--strict", "--clean"], cwd=to, check=False)
     if done.returncode == 0:
