@@ -31,7 +31,7 @@ BUDGETS_S = {
     "simulation": 115,
     "faults": 130,
     "interop": 10,
-    "e2e": 147,
+    "e2e": 160,
     "regressions": 15,
     "spark": 230,
 }
