@@ -18,7 +18,7 @@ from sandq.client.portal import Confirmation
 from sandq.sync.client import Client, connect
 from sandq.sync.keys import Keys, Watch
 from sandq.sync.producer import Producer, Receipt, Receipts
-from sandq.sync.subscription import Batches, Subscription
+from sandq.sync.subscription import Batches, Gathered, Subscription
 from sandq.sync.wrappers import Admin, DeadLetters, Leases, Messages, Rows, Schedules
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Client",
     "Confirmation",
     "DeadLetters",
+    "Gathered",
     "Keys",
     "Leases",
     "Message",

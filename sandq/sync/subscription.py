@@ -18,6 +18,7 @@ from sandq.client.consumer.subscription import Subscription as AsyncSubscription
 from sandq.client.consumer.threaded import Message, MessageBatch
 from sandq.client.portal import Portal
 from sandq.model.errors import SandqError
+from sandq.model.times import Duration
 from sandq.sync.wrappers import Blocks, BlockWrapper, blocking
 
 T = TypeVar("T")
@@ -80,6 +81,25 @@ class Subscription(BlockWrapper[AsyncSubscription]):
         self._portal.post(self._inner.batches)
         return Batches(self)
 
+    def gather(self, min_messages: int, *, max_wait: Duration = "1s") -> Gathered:
+        """Iterate over lists of batches, which together have at least `min_messages` messages: `for batches in
+        subscription.gather(500):`.
+
+        A list has fewer messages if the first of them has waited for `max_wait` (at most 60 s), which must be shorter
+        than the lease. A list also has all other messages that have arrived. Unless `credit` was given, up to 10,000
+        messages are held from now on, or `min_messages` if that is more.
+        """
+
+        async def prepare() -> float:
+            return self._inner.prepare_gather(min_messages, max_wait)
+
+        return Gathered(self, min_messages, self._portal.call(prepare))
+
+    def next_gathered(self, min_messages: int, max_wait_s: float) -> list[MessageBatch]:
+        """Return the next list of batches, for `Gathered`."""
+        arrivals = self._portal.call(partial(self._gather, min_messages, max_wait_s))
+        return [MessageBatch(self._portal, arrival.chunk, arrival.position) for arrival in arrivals]
+
     def next_batch(self) -> MessageBatch:
         """Return the next batch, for `Batches`."""
         return self._next(self._take_batch, whole=True)
@@ -126,6 +146,18 @@ class Subscription(BlockWrapper[AsyncSubscription]):
         # Runs in the event loop, because the caller's thread may be interrupted: so no arrived message is lost.
         self._arrivals.extend(await self._inner.next_arrivals())
 
+    async def _gather(self, min_messages: int, max_wait_s: float) -> list[Arrival]:
+        """Return what iterating has left over; without that, what arrives next (see `AsyncSubscription.gather`)."""
+        with self._taking:
+            left = list(self._arrivals)
+            self._arrivals.clear()
+        for arrival in left:
+            if arrival.needs_report:
+                await arrival.report(whole=True)
+        return [arrival for arrival in left if arrival.take_rest()] or await self._inner.gather_arrivals(
+            min_messages, max_wait_s
+        )
+
 
 class Batches:
     """An iterator over the batches of a subscription; several threads may share it."""
@@ -138,3 +170,18 @@ class Batches:
 
     def __next__(self) -> MessageBatch:
         return self._subscription.next_batch()
+
+
+class Gathered:
+    """An iterator over lists of batches; several threads may share it."""
+
+    def __init__(self, subscription: Subscription, min_messages: int, max_wait_s: float) -> None:
+        self._subscription = subscription
+        self._min_messages = min_messages
+        self._max_wait_s = max_wait_s
+
+    def __iter__(self) -> Gathered:
+        return self
+
+    def __next__(self) -> list[MessageBatch]:
+        return self._subscription.next_gathered(self._min_messages, self._max_wait_s)

@@ -74,13 +74,13 @@ class Intake:
         """True if a task waits for a message and none has arrived."""
         return self.waiting > 0 and not self.arrivals
 
-    async def wait_for_more(self) -> None:
-        """Wait until something arrives, or the subscription ends."""
+    async def wait_for_more(self, timeout_s: float = math.inf) -> None:
+        """Wait until something arrives, the subscription ends, or the time is over."""
         self.waiting += 1
         try:
             for node in self._in_use():
                 node.top_up()
-            await self.arrived.wait()
+            await self.arrived.wait(timeout_s)
         finally:
             self.waiting -= 1
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -34,7 +36,7 @@ from sandq.model.errors import (
 )
 from sandq.model.limits import DEFAULT
 from sandq.model.names import check_name
-from sandq.model.times import Duration
+from sandq.model.times import Duration, duration_ms
 
 log = logging.getLogger("sandq.client")
 
@@ -43,6 +45,8 @@ T = TypeVar("T")
 CREDIT: Final = 10
 BATCH_CREDIT: Final = 10_000
 """Default credit: `CREDIT` for single messages, `BATCH_CREDIT` for batches."""
+MAX_WAIT_MS: Final = 60_000
+"""Maximum of `max_wait` of `gather`, in ms."""
 _REFUSALS: Final = (InvalidRequest, Conflict, Forbidden)
 """Errors with which a topic refuses a subscription."""
 YIELD_S: Final = 0.001
@@ -243,6 +247,66 @@ class Subscription:
         if self._intake.prefetch is not None:
             self._intake.hold_by_batch(BATCH_CREDIT)
         return Batches(self)
+
+    def gather(self, min_messages: int, *, max_wait: Duration = "1s") -> Gathered:
+        """Iterate over lists of batches, which together have at least `min_messages` messages: `async for batches in
+        subscription.gather(500):`.
+
+        A list has fewer messages if the first of them has waited for `max_wait` (at most 60 s), which must be shorter
+        than the lease. A list also has all other messages that have arrived. Unless `credit` was given, up to 10,000
+        messages are held from now on, or `min_messages` if that is more.
+        """
+        max_wait_s = self.prepare_gather(min_messages, max_wait)
+        return Gathered(self, min_messages, max_wait_s)
+
+    def prepare_gather(self, min_messages: int, max_wait: Duration) -> float:
+        """Check the arguments of `gather`, and hold enough messages. Return `max_wait` in seconds."""
+        if type(min_messages) is not int or not 1 <= min_messages <= DEFAULT.credit_max:
+            raise InvalidRequest(
+                f"min_messages: an int within 1..{DEFAULT.credit_max} is expected, not {min_messages!r}"
+            )
+        max_wait_ms = duration_ms(max_wait)
+        if not 0 <= max_wait_ms <= MAX_WAIT_MS:
+            raise InvalidRequest(f"max_wait: at most {MAX_WAIT_MS // 1000} s is expected, not {max_wait!r}")
+        if self._intake.prefetch is not None:
+            self._intake.hold_by_batch(max(BATCH_CREDIT, min_messages))
+        elif self._intake.credit < min_messages:
+            raise InvalidRequest(
+                f"min_messages: {min_messages} is more than the credit of the subscription, {self._intake.credit}"
+            )
+        return max_wait_ms / 1000
+
+    async def gather_arrivals(self, min_messages: int, max_wait_s: float) -> list[Arrival]:
+        """Take the arrived chunks, once they have enough messages or the first has waited long enough: for
+        `gather`."""
+        await anyio.lowlevel.checkpoint()  # so that acks are sent
+        while True:
+            await self._wait_for_messages(min_messages, max_wait_s)
+            # Report all before any is taken: a caller that is cancelled loses nothing.
+            for arrival in list(self._arrivals):
+                if arrival.needs_report:
+                    await arrival.report(whole=True)
+            found = []
+            while self._arrivals and not self._arrivals[0].needs_report:
+                arrival = self._arrivals.popleft()
+                if arrival.take_rest():
+                    found.append(arrival)
+            if found:
+                return found
+
+    async def _wait_for_messages(self, min_messages: int, max_wait_s: float) -> None:
+        """Wait until this number of messages has arrived, or the first has waited for `max_wait_s`."""
+        counted = messages = 0
+        while True:
+            self.check_open()
+            if len(self._arrivals) < counted:  # a different task has taken some
+                counted = messages = 0
+            messages += sum([each.chunk.count - each.position for each in islice(self._arrivals, counted, None)])
+            counted = len(self._arrivals)
+            left_s = self._arrivals[0].since + max_wait_s - anyio.current_time() if self._arrivals else math.inf
+            if messages >= min_messages or left_s <= 0:
+                return
+            await self._intake.wait_for_more(left_s)
 
     async def next_batch(self) -> MessageBatch:
         """Return the next batch, for `Batches`."""
@@ -474,6 +538,22 @@ class Batches:
 
     async def __anext__(self) -> MessageBatch:
         return await self._subscription.next_batch()
+
+
+class Gathered:
+    """An async iterator over lists of batches; several tasks may share it."""
+
+    def __init__(self, subscription: Subscription, min_messages: int, max_wait_s: float) -> None:
+        self._subscription = subscription
+        self._min_messages = min_messages
+        self._max_wait_s = max_wait_s
+
+    def __aiter__(self) -> Gathered:
+        return self
+
+    async def __anext__(self) -> list[MessageBatch]:
+        arrivals = await self._subscription.gather_arrivals(self._min_messages, self._max_wait_s)
+        return [MessageBatch(arrival.chunk, arrival.position) for arrival in arrivals]
 
 
 def closed(topic: str) -> ClosedError:

@@ -42,6 +42,8 @@ PAIRS: list[tuple[type, type, set[str]]] = [
         sandq.sync.Subscription,
         {
             "check_open",
+            "gather_arrivals",
+            "prepare_gather",
             "next_arrivals",
             "has_arrived",
             "options",
@@ -168,6 +170,23 @@ def test_batches(client: sandq.sync.Client, server: FakeServer, threaded: Thread
             first.ack()
     (nack,), (ack,) = server.nacks, server.acks
     assert nack.items[0][2] == 3000 and ack.items[0][1][0][1] == 2
+
+
+def test_gathered_batches(client: sandq.sync.Client, server: FakeServer, threaded: ThreadedServer) -> None:
+    server.auto = False
+    with client.subscribe("t", group="g", credit=100) as subscription:
+        with pytest.raises(InvalidRequest, match="more than the credit"):
+            subscription.gather(101)
+        for values in ([b"a", b"b"], [b"c"], [b"d"]):
+            threaded.soon(lambda values=values: server.deliver(server.subscription(), values))
+        (first, *others) = next(subscription.gather(4, max_wait="1m"))
+        assert [first.values, *[batch.values for batch in others]] == [[b"a", b"b"], [b"c"], [b"d"]]
+        for batch in (first, *others):
+            batch.ack().wait()
+        threaded.soon(lambda: server.deliver(server.subscription(), [b"e"]))
+        ((last,),) = [next(subscription.gather(4, max_wait="10ms"))]
+        last.ack().wait()
+        assert last.values == [b"e"]
 
 
 def test_a_lost_lease_is_raised_by_waiting(client: sandq.sync.Client, server: FakeServer, caplog: Any) -> None:
