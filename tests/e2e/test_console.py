@@ -18,6 +18,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from sandq import new_push_secret
+from sandq.model.health import SITUATIONS
 from tests.support.browser import Browser, chromium
 from tests.support.console import Api, Console, check_command
 from tests.support.page_checks import CONTRAST, LABELS
@@ -784,6 +785,17 @@ def module(browser: Browser, api: Api, name: str, expression: str, given: Any = 
     import("/console/{name}.js").then((found) => done({expression})).catch((error) => done(`${{error}}`));
     """
     return browser.driver.execute_async_script(script, given)
+
+
+def test_pages_that_a_finding_names_are_links_to_the_site(browser: Browser, api: Api) -> None:
+    parts = "found.withPages(given).map((part) => (part.href ? [part.getAttribute('href'), part.textContent] : part))"
+    situations = [one.todo for one in SITUATIONS.values() if "docs/" in one.todo]
+    assert len(situations) >= 4
+    for todo in situations:
+        before, (href, named), after = module(browser, api, "ui", parts, todo)
+        assert before + named + after == todo and href == f"help/{named[5:-3]}/"
+        assert (ROOT / named).exists()
+    assert module(browser, api, "ui", parts, "<b>sandctl doctor</b>") == ["<b>sandctl doctor</b>"]
 
 
 def shell_arguments(line: str) -> list[bytes]:

@@ -50,20 +50,22 @@ def _row(record: TopicRecord, row: Partition, held: Mapping[str, Any]) -> dict[s
         "leader": row.leader,
         "nodes": list(row.nodes),
         "moving": row.moving,
-        "steps": steps(row, held.get("members")),
+        "steps": steps(row, held.get("members"), record.replicas),
         "replicas": record.replicas,
         "group_number": row.group_number,
         **{key: value for key, value in held.items() if key not in ("partition", "groups")},
     }
 
 
-def steps(row: Partition, members: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def steps(row: Partition, members: Sequence[Mapping[str, Any]] | None, replicas: int) -> list[str]:
     """Return the current and remaining steps of a partition's move, as text.
 
-    `members`: the members of its Raft group, as in TOPIC_STATS; None if no node has replied.
+    `members`: the members of its Raft group, as in TOPIC_STATS; None if no node has replied. `replicas`: of the topic.
     """
     if not row.moving:
-        return []
+        # The number of replicas was raised a moment ago, or there are fewer nodes than that.
+        missing = replicas - len(row.nodes)
+        return [f"{missing} of {replicas} replicas have no node yet"] if missing > 0 else []
     if members is None:
         return ["waiting for a leader"]
     current = [member.get("node") for member in members]

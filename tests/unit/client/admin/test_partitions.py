@@ -195,8 +195,13 @@ def test_steps_of_a_move_are_described(
     members: list[tuple[str, bool, dict[str, int]]] | None, words: list[str]
 ) -> None:
     rows = None if members is None else [{"node": node, "voter": voter, **more} for node, voter, more in members]
-    assert steps(Partition(0, 7, "n1", ("n1", "n2"), True), rows) == words
-    assert steps(Partition(0, 7, "n1", ("n1", "n2"), False), rows) == []
+    assert steps(Partition(0, 7, "n1", ("n1", "n2"), True), rows, 2) == words
+    assert steps(Partition(0, 7, "n1", ("n1", "n2"), False), rows, 2) == []
+
+
+def test_missing_replicas_are_named_before_nodes_are_chosen_for_them() -> None:
+    row = Partition(0, 7, "n1", ("n1",), False)
+    assert steps(row, [{"node": "n1", "voter": True}], 3) == ["2 of 3 replicas have no node yet"]
 
 
 def test_error_of_ended_subscription_has_the_reason(run: Any) -> None:

@@ -5,7 +5,7 @@ import { sandctl, settingOptions } from "./commands.js";
 import { fill, h, setText } from "./dom.js";
 import { ago, bytes, count, milliseconds, nowMs, plural, rate, short, span } from "./format.js";
 import { may, why } from "./rights.js";
-import { act, badge, button, commandLine, loading, table, tile } from "./ui.js";
+import { act, badge, button, commandLine, loading, table, tile, withPages } from "./ui.js";
 
 export const topicHref = (topic, tab) => `#/topics/${encodeURIComponent(topic)}${tab ? `/${tab}` : ""}`;
 export const groupHref = (topic, group, tab) => `${topicHref(topic)}/groups/${encodeURIComponent(group)}${tab ? `/${tab}` : ""}`;
@@ -81,7 +81,7 @@ export function findingsCard() {
       element.hidden = !found.length;
       setText(name, `Needs attention (${found.length})`);
       const line = (one) => h("li", {}, badge(one.state === "failed" ? "failed" : "warning", one.state === "failed" ? "bad" : "warn"),
-        h("div", {}, one.topic ? h("a", { href: one.group ? groupHref(one.topic, one.group, one.what === "dead letters" ? "dead" : undefined) : topicHref(one.topic) }, one.found) : one.found, h("small", {}, one.todo)));
+        h("div", {}, one.topic ? h("a", { href: one.group ? groupHref(one.topic, one.group, one.what === "dead letters" ? "dead" : undefined) : topicHref(one.topic) }, one.found) : one.found, h("small", {}, ...withPages(one.todo))));
       fill(list, found.slice(0, 4).map(line), found.length > 4 && h("li", {}, h("details", {}, h("summary", {}, `${found.length - 4} more`), h("ul", { class: "findings" }, found.slice(4).map(line)))));
     },
   };

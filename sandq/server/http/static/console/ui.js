@@ -374,6 +374,11 @@ export function badge(text, state = "") {
 }
 
 // Shown instead of a view if the user lacks a right.
+// The text with each page of the documentation that it names (docs/NAME.md) as a link to the site.
+export function withPages(text) {
+  return text.split(/(docs\/[a-z/-]+\.md)/).map((part, at) => (at % 2 ? h("a", { href: `help/${part.slice(5, -3)}/`, target: "_blank", rel: "noopener" }, part) : part));
+}
+
 export function denied(right, of) {
   return h("section", { class: "card" }, h("h2", {}, `You need the right ${right}`),
     h("p", {}, `Without the right ${right} nodes do not show ${of}. Ask an administrator of the cluster for it, or sign in with a different token.`));
