@@ -787,6 +787,24 @@ def module(browser: Browser, api: Api, name: str, expression: str, given: Any = 
     return browser.driver.execute_async_script(script, given)
 
 
+def test_element_shows_the_newest_load_and_nothing_old_meanwhile(browser: Browser, api: Api) -> None:
+    """So a button never acts on a row that was clicked before."""
+    script = """(async () => {
+      const element = document.createElement("div");
+      element.append("old");
+      let answer;
+      const question = new Promise((resolve) => { answer = resolve; });
+      const earlier = found.load(element, () => question, (text) => text, { fresh: true });
+      const meanwhile = element.textContent;
+      const later = found.load(element, async () => "second", (text) => text);
+      await later;
+      answer("first");
+      await earlier;
+      return [meanwhile, element.textContent, element.getAttribute("aria-busy")];
+    })()"""
+    assert module(browser, api, "ui", script) == ["Loading…", "second", None]
+
+
 def test_pages_that_a_finding_names_are_links_to_the_site(browser: Browser, api: Api) -> None:
     parts = "found.withPages(given).map((part) => (part.href ? [part.getAttribute('href'), part.textContent] : part))"
     situations = [one.todo for one in SITUATIONS.values() if "docs/" in one.todo]

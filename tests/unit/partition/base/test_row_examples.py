@@ -507,14 +507,13 @@ def test_schedules() -> None:
 
 def test_page_lists_every_row_tag_and_command() -> None:
     """The page lists each tag and number of the code."""
-    page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION, STATE_OF_BACKUP}
     assert len(tags) == 39
     for tag in tags:
-        assert f"\n| `{tag.decode()}` |" in page
+        assert f"\n| `{tag.decode()}` |" in PAGE
     for number in c.CommandType:
-        assert f"\n| {number.value} | {number.name} |" in page
+        assert f"\n| {number.value} | {number.name} |" in PAGE
 
 
 def test_topic() -> None:

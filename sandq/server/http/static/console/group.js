@@ -297,7 +297,7 @@ function deadLetters(context, topic, group) {
       h("div", { class: "head" }, h("h2", { class: "mono" }, row.id), badge(row.reason, "bad"), h("div", { class: "acts" }, h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
       facts([["Last error", row.error], ["Died", `${instant(row.dead_at)} (${ago(row.dead_at)})`], ["Was due", instant(row.deliver_at)], ["Attempts", row.attempts], ["Life", row.life], ["Key", keyText(row) || null], ["Not forwarded", row.not_forwarded]]),
       headersView(message), h("h3", {}, "Value"), valueView(message), h("h3", {}, "Attempts"), attempts(row.history),
-    ]);
+    ], { fresh: true });
     detail.focus();
   }
   function settle(how) {

@@ -64,7 +64,7 @@ export function keysTab(context, topic) {
         h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
       facts([["Version", entry.version], ["Expires", entry.expires_at ? `${instant(entry.expires_at)} (${ago(entry.expires_at)})` : "never"], ["Partition", entry.partition]]),
       headersView(entry), valueView(entry), commandLine(sandctl("kv get", [topic, textOf(entry)])),
-    ]);
+    ], { fresh: true });
     detail.focus();
   }
   function change(entry) {

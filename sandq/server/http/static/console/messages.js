@@ -102,10 +102,13 @@ export function messagesTab(context, topic) {
     }
   }
   const refresh = () => (tail ? tail.refresh() : reload());
+  let shown = ""; // the message in `detail`
   async function showMessage(name, by, tenant = "", key = "") {
+    const before = shown;
+    shown = JSON.stringify([name, by, tenant, key]);
     detail.hidden = false;
     await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant, key, as_text: true }, { signal: context.signal }),
-      (message) => messageView(context, topic, message, { name, by, tenant, key, again: () => { showMessage(name, by, tenant, key); refresh(); }, list: refresh, close: () => { detail.hidden = true; } }));
+      (message) => messageView(context, topic, message, { name, by, tenant, key, again: () => { showMessage(name, by, tenant, key); refresh(); }, list: refresh, close: () => { detail.hidden = true; } }), { fresh: shown !== before });
     detail.focus();
     detail.scrollIntoView({ block: "nearest" });
   }

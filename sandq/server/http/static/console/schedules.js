@@ -72,7 +72,7 @@ export function schedulesTab(context, topic) {
         h("div", {}, h("h3", {}, "Next runs"), next.length ? h("ol", {}, next.map((fire) => h("li", {}, `${fire.local ?? instant(fire.occurrence_at)} (${ago(fire.fire_at)})`))) : h("p", { class: "dim" }, "None.")),
         h("div", {}, h("h3", {}, "Last runs"), entry.history.length ? h("ul", {}, entry.history.map((run) => h("li", {}, `${instant(run.occurrence_at)}: ${run.outcome}`))) : h("p", { class: "dim" }, "None yet."))),
       commandLine(sandctl("schedule show", [topic, entry.name], named)),
-    ]);
+    ], { fresh: true });
     detail.focus();
   }
 

@@ -388,16 +388,23 @@ export function loading(text = "Loading…") {
   return h("p", { class: "dim", role: "status" }, text);
 }
 
-// Fill an element with the result of a request, or with its error.
-export async function load(container, work, show) {
-  if (!container.childNodes.length) fill(container, loading());
+// The newest load of each element.
+const newest = new WeakMap();
+
+// Fill an element with the result of a request, or with its error, unless a newer load has begun. `fresh`: remove what
+// the element shows now, because it is about something else.
+export async function load(container, work, show, { fresh = false } = {}) {
+  const mine = {};
+  newest.set(container, mine);
+  const isNewest = () => newest.get(container) === mine;
+  if (fresh || !container.childNodes.length) fill(container, loading());
   container.setAttribute("aria-busy", "true");
   try {
     const found = await work();
-    fill(container, show(found));
+    if (isNewest()) fill(container, show(found));
   } catch (error) {
-    if (error.name !== "AbortError") fill(container, failure(error, () => load(container, work, show)));
+    if (isNewest() && error.name !== "AbortError") fill(container, failure(error, () => load(container, work, show)));
   } finally {
-    container.removeAttribute("aria-busy");
+    if (isNewest()) container.removeAttribute("aria-busy");
   }
 }
