@@ -100,7 +100,8 @@ class Shell:
         self.directory = directory
         programs = directory / "bin"
         programs.mkdir()
-        for name, command in (("sandctl", patient()), ("sandq", [sys.executable, "-m", "sandq.cli"])):
+        python = [sys.executable]
+        for name, command in (("sandctl", patient()), ("sandq", [*python, "-m", "sandq.cli"]), ("python", python)):
             # Block SIGINT until sandctl has started its work (see `patient`). A document's `timeout` may send SIGINT
             # earlier; during its own start, Python would print a traceback.
             block = "env --block-signal=INT " if name == "sandctl" else ""

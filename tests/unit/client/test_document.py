@@ -36,7 +36,7 @@ def test_documented_examples_run(with_client: Any) -> None:
         for example in EXAMPLES:
             await compiled(example)(client)
 
-    assert len(EXAMPLES) == 16
+    assert len(EXAMPLES) == 17
     with_client(body)
 
 

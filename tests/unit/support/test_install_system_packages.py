@@ -45,7 +45,7 @@ class Machine:
 def machine(tmp_path: Path) -> Machine:
     """Return a machine of root with apt-get and all required programs except serf."""
     machine = Machine(tmp_path)
-    for program in ("java", "prometheus", "chromium", "chromedriver", "mysql", "debootstrap"):
+    for program in ("java", "prometheus", "chromium", "chromedriver", "mysql", "node", "debootstrap"):
         machine.has(program)
     for program, does in {"id": "echo 0", "apt-get": "", "apt-cache": "", "systemctl": "", "update-rc.d": ""}.items():
         machine.has(program, does)
