@@ -1,6 +1,6 @@
 """Every command of docs/operations.md is run in order, with one node or with three.
 
-So are the HTTP lines of the README."""
+So are the HTTP lines of docs/start.md."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ def test_forming_by_hand(tmp_path: Path) -> None:
             node.close()
 
 
-def test_http_commands_of_readme_succeed(shell: Shell) -> None:
-    lines = commands((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_http_commands_of_start_page_succeed(shell: Shell) -> None:
+    lines = commands((ROOT / "docs" / "start.md").read_text(encoding="utf-8"))
     assert len(lines) == 3 and all(line.startswith("curl -s ") for line in lines)
     *_, last = [shell(line.replace("curl -s ", "curl -sf ")) for line in lines]
     assert '"json":{"hello":"world"}' in last
