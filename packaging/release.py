@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tomllib
 import uuid
+import zipfile
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,6 +95,13 @@ def check_site(site: Path) -> None:
             f"{site} has {site.stat().st_size:,} bytes, and at most {SITE_BYTES:,} are allowed (SITE_BYTES): "
             "leave out files that readers do not need (UNUSED in packaging/site/build.py)"
         )
+    try:
+        with zipfile.ZipFile(site) as pages:
+            is_whole = pages.testzip() is None and "index.html" in pages.namelist()
+    except zipfile.BadZipFile:
+        is_whole = False
+    if not is_whole:
+        raise SystemExit(f"{site} is no whole documentation site: run `make docs` again")
 
 
 def wanted() -> list[str]:

@@ -36,6 +36,9 @@ const urls = performance.getEntries().filter((one) => ["navigation", "resource"]
 return urls.filter((one) => one.responseStatus >= 400 || !one.name.startsWith(location.origin)).map((one) => one.name);
 """
 """Script that lists the failed requests of a page, and those to other servers."""
+FORGET = "try { localStorage.clear() } catch {}"  # about:blank has no storage
+"""Script that runs before those of each page: a page stores the color scheme of its first reader. To clear the storage
+between two pages is too early: the page before may still write."""
 HAS_FOCUS = "return document.activeElement?.shadowRoot?.activeElement?.tagName === 'INPUT'"
 """Script that returns whether the field of the search has the focus."""
 RESULTS = """
@@ -65,6 +68,7 @@ def url(archive: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def chrome() -> Iterator[Browser]:
     with chromium() as found:
+        found.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": FORGET})
         yield found
 
 
@@ -78,7 +82,6 @@ def browser(chrome: Browser) -> Iterator[Browser]:
 def show(browser: Browser, url: str, page: str, scheme: str = "light") -> None:
     """Open a page as a new reader whose system prefers a color scheme."""
     browser.leave()
-    browser.driver.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "local_storage"})
     browser.scheme(scheme)
     browser.open(url + page)
     expected = {"light": "default", "dark": "slate"}[scheme]

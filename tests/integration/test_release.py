@@ -135,12 +135,25 @@ def test_wheel_has_the_site_although_git_ignores_it(tmp_path: Path) -> None:
     assert site.__file__ is not None and Path(site.__file__).parent / "static" / "site.zip" == ROOT / name
 
 
+def test_damaged_or_empty_site_prevents_a_release(tmp_path: Path) -> None:
+    path = tmp_path / "site.zip"
+    with zipfile.ZipFile(path, "w") as pages:
+        pages.writestr("index.html", "<h1>sandq</h1>")
+    whole = path.read_bytes()
+    release().check_site(path)
+    for wrong in (b"garbage", whole.replace(b"<h1>", b"<h2>", 1), whole.replace(b"index.html", b"other.html")):
+        path.write_bytes(wrong)
+        with pytest.raises(SystemExit, match=r"site\.zip is no whole documentation site: run `make docs` again"):
+            release().check_site(path)
+
+
 def test_missing_or_large_site_prevents_a_release(tmp_path: Path) -> None:
     path = tmp_path / "site.zip"
     with pytest.raises(SystemExit, match=r"site\.zip is missing: run `make docs`"):
         release().check_site(path)
     path.write_bytes(bytes(3_000_000))
-    release().check_site(path)
+    with pytest.raises(SystemExit, match="no whole documentation site"):
+        release().check_site(path)
     path.write_bytes(bytes(3_000_001))
     with pytest.raises(SystemExit, match=r"has 3,000,001 bytes, and at most 3,000,000 are allowed \(SITE_BYTES\)"):
         release().check_site(path)

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import re
+import struct
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
-from zipfile import ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
@@ -31,6 +31,11 @@ _BUILT: Final = Path("build", "docs", "site.zip")
 _PAGE: Final = "index.html"
 _NOT_FOUND: Final = "404.html"
 _TYPES: Final = {**TYPES, "json": "application/json", "png": "image/png"}
+_LOCAL_HEADER: Final = struct.Struct("<26xHH")
+"""The header before a file in the archive: the lengths of the name and of the extra field, which follow it."""
+_GZIP_HEADER: Final = b"\x1f\x8b\x08" + bytes(5) + b"\x02\xff"
+_GZIP_END: Final = struct.Struct("<LL")
+"""Checksum and size of a file, after its compressed bytes."""
 _INLINE: Final = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -56,6 +61,7 @@ def respond(request: Request, site: Path, path: str, base: str) -> Response:
             is_directory = name not in pages.NameToInfo and f"{path}/{_PAGE}" in pages.NameToInfo
             info = pages.NameToInfo.get(name)
             data = pages.read(info or _NOT_FOUND)
+            packed = _packed(pages, info) if info is not None and accepts_gzip(request) else None
     except Exception as error:  # a damaged archive makes zipfile raise errors of many kinds
         # Anybody may read the error, so it has no path of this machine.
         raise Corruption(
@@ -68,19 +74,30 @@ def respond(request: Request, site: Path, path: str, base: str) -> Response:
         # The generator writes the links of this page for a site at the root of a server.
         data = data.replace(b'"/', b'"' + base.encode())
         return Response(data, 404, _headers(_NOT_FOUND, data))
-    return _respond(request, info, data)
+    return _respond(request, info, data, packed)
 
 
-def _respond(request: Request, info: ZipInfo, data: bytes) -> Response:
-    """Respond with a file, compressed if the client accepts that; without the file if the client has it already."""
-    is_packed = accepts_gzip(request) and not info.filename.endswith(".png")
-    tag = f"{info.CRC:08x}-{info.file_size:x}{'-gzip' * is_packed}"
+def _packed(pages: ZipFile, info: ZipInfo) -> bytes | None:
+    """Return a file in the format of gzip, with the compressed bytes of the archive: compressing the largest file would
+    take 85 ms. None if the file is not compressed in the archive, or is an image."""
+    if info.compress_type != ZIP_DEFLATED or info.filename.endswith(".png"):
+        return None
+    file = pages.fp
+    assert file is not None
+    file.seek(info.header_offset)
+    file.seek(sum(_LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))), 1)
+    return _GZIP_HEADER + file.read(info.compress_size) + _GZIP_END.pack(info.CRC, info.file_size)
+
+
+def _respond(request: Request, info: ZipInfo, data: bytes, packed: bytes | None) -> Response:
+    """Respond with a file, `packed` if that is given; without the file if the client has it already."""
+    tag = f"{info.CRC:08x}-{info.file_size:x}{'-gzip' * (packed is not None)}"
     headers = _headers(info.filename, data) | {"etag": f'"{tag}"'}
     if is_known(only(request, "If-None-Match"), tag):
         return Response(status_code=304, headers=headers)
-    if not is_packed:
+    if packed is None:
         return Response(data, headers=headers)
-    return Response(gzip.compress(data, mtime=0), headers={**headers, "content-encoding": "gzip"})
+    return Response(packed, headers={**headers, "content-encoding": "gzip"})
 
 
 def _headers(name: str, data: bytes) -> dict[str, str]:

@@ -101,6 +101,20 @@ def test_file_is_compressed_if_accepted(archive: Path) -> None:
     assert "content-encoding" not in get(archive, "images/one.png", accept_encoding="gzip").headers
 
 
+def test_compressed_bytes_of_the_archive_are_sent_unchanged(archive: Path) -> None:
+    """To compress a large file at each request would take most of the time of the HTTP process."""
+    for name in ("search.json", "llms.txt", "topics/index.html"):
+        body = bytes(get(archive, name, accept_encoding="gzip").body)
+        assert body[10:-8] in archive.read_bytes() and gzip.decompress(body) == FILES[name].encode()
+
+
+def test_file_that_the_archive_does_not_compress_is_sent_as_it_is(archive: Path) -> None:
+    with ZipFile(archive, "w") as stored:
+        stored.writestr("llms.txt", "# sandq")
+    answer = get(archive, "llms.txt", accept_encoding="gzip")
+    assert "content-encoding" not in answer.headers and bytes(answer.body) == b"# sandq"
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
 def test_known_file_is_not_sent_again(archive: Path, encoding: str) -> None:
     tag = get(archive, "search.json", accept_encoding=encoding).headers["etag"]
