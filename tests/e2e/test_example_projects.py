@@ -51,7 +51,7 @@ class Project(NamedTuple):
 
 PROJECTS = {
     "django-tasks": Project(("invoices", "shop"), passed=15),
-    "fastapi-reminders": Project(("reminders",), passed=6),
+    "fastapi-reminders": Project(("reminders",), passed=15),
     "spark-archive": Project(("archive_topic.py",), passed=None),
     "webhook-gateway": Project(("gateway",), passed=8),
 }

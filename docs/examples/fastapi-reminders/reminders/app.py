@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
 import sandq
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
-from pydantic import AwareDatetime, BaseModel
+from pydantic import AfterValidator, AwareDatetime, BaseModel
 from sandq.errors import Conflict, InvalidRequest, NotFound, Retriable, TooLate
 
 from reminders.broker import REMINDERS, connect, name_of
@@ -30,9 +30,16 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(title="Reminders", lifespan=lifespan)
 
 
+def in_range(ends: datetime) -> datetime:
+    """Refuse a date that the broker would refuse after the user is stored: it stores at most ten years ahead."""
+    if not datetime(2000, 1, 1, tzinfo=UTC) <= ends <= datetime.now(UTC) + timedelta(days=9 * 365):
+        raise ValueError("must be after 1999, and at most nine years ahead")
+    return ends
+
+
 class Trial(BaseModel):
     email: str
-    ends: AwareDatetime
+    ends: Annotated[AwareDatetime, AfterValidator(in_range)]
 
 
 @app.put("/users/{user}")
@@ -46,25 +53,41 @@ async def put_user(user: str, trial: Trial, request: Request) -> dict[str, str]:
     entry = await users.get(user, timeout=TIMEOUT)
     if entry is not None and entry.json()["paid"]:
         raise HTTPException(409, f"{user} has paid and has no trial any more")
-    stored = {"email": trial.email, "ends": trial.ends.isoformat(), "paid": False}
+    ends = trial.ends.astimezone(UTC).isoformat()
+    sent = {} if entry is None else entry.json()["sent"]
+    stored = {"email": trial.email, "ends": ends, "paid": False, "sent": sent}
     await users.cas(user, json=stored, expected=None if entry is None else entry.version, timeout=TIMEOUT)
+    await schedule(client, user)
+    return {"user": user, "ends": ends}
+
+
+async def schedule(client: sandq.Client, user: str) -> None:
+    """Schedule the reminders of a user, or move them.
+
+    If a different request changes the user meanwhile, do it again: so the reminders that are stored last are those of
+    the stored user."""
+    stored, version = await read_user(client, user)
     for reminder, before in REMINDERS.items():
+        if stored["sent"].get(reminder) == stored["ends"]:
+            continue
         await client.produce(
             "reminders",
-            json={"user": user, "reminder": reminder},
-            deliver_at=trial.ends - before,
+            json={"user": user, "reminder": reminder, "ends": stored["ends"]},
+            deliver_at=datetime.fromisoformat(stored["ends"]) - before,
             unique_key=name_of(user, reminder),
             on_conflict="replace",
             timeout=TIMEOUT,
         )
-    return {"user": user, "ends": trial.ends.isoformat()}
+    if (await read_user(client, user))[1] != version:
+        await schedule(client, user)
 
 
 @app.post("/users/{user}/payment")
 async def pay(user: str, request: Request) -> dict[str, list[str]]:
     """Mark a user as paid, and cancel the reminders. A cancelled reminder is never sent."""
     client: sandq.Client = request.app.state.client
-    await client.kv("users").put(user, json=await read_user(client, user) | {"paid": True}, timeout=TIMEOUT)
+    stored, version = await read_user(client, user)
+    await client.kv("users").cas(user, json=stored | {"paid": True}, expected=version, timeout=TIMEOUT)
     cancelled = []
     for reminder in REMINDERS:
         with suppress(NotFound, TooLate):  # it is sent already, or is being sent
@@ -88,12 +111,12 @@ async def why(user: str, request: Request) -> list[dict[str, Any]]:
     return found
 
 
-async def read_user(client: sandq.Client, user: str) -> dict[str, Any]:
+async def read_user(client: sandq.Client, user: str) -> tuple[dict[str, Any], str]:
+    """Return what is stored about a user, and its version."""
     entry = await client.kv("users").get(user, timeout=TIMEOUT)
     if entry is None:
         raise HTTPException(404, f"there is no user {user}: create it with PUT /users/{user}")
-    stored: dict[str, Any] = entry.json()
-    return stored
+    return entry.json(), entry.version
 
 
 @app.exception_handler(InvalidRequest)
