@@ -14,6 +14,7 @@ portal.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import os
@@ -187,6 +188,18 @@ class Portal:
         up to `patience_s` for the function's end, and raises the interruption. Raises ClosedError if the client is
         closed meanwhile.
         """
+        try:
+            return self._call(function, patience_s)
+        except CancelledError:
+            raise ClosedError(f"{self._owner} was closed meanwhile") from None
+
+    def run(self, function: Callable[[], Awaitable[object]], *, patience_s: float = 0.0) -> None:
+        """Like `call`, for a function that works until the client is closed: return then."""
+        with contextlib.suppress(CancelledError):
+            self._call(function, patience_s)
+
+    def _call(self, function: Callable[[], Awaitable[T]], patience_s: float) -> T:
+        """Like `call`, but raise CancelledError if the client is closed meanwhile."""
         pump = self._pump
         if threading.get_ident() == pump.thread_id and os.getpid() == self._pid:
             raise InvalidRequest(
@@ -202,7 +215,7 @@ class Portal:
                 call.future.cancel()
             return call.future.result()
         except CancelledError:
-            raise ClosedError(f"{self._owner} was closed meanwhile") from None
+            raise
         except BaseException:
             if call.future.cancel():  # the wait was interrupted
                 self.post(call.cancel)

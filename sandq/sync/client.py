@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -168,19 +168,19 @@ class Client(Wrapper[AsyncClient]):
         timeout: Duration | None = None,
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
-    ) -> NoReturn:
+    ) -> None:
         """Call `handler(message)` in worker threads for every message, up to `concurrency` at a time, until
         interrupted.
 
         Like `sandq.Client.run`, with a plain function. Ctrl-C, or a signal handler that raises (`sys.exit()`), ends it:
         no more handlers are started, running handlers have `grace` to end, then the exception is raised. A second
         interruption ends it immediately. A thread that does not end in time continues on its own, and its message is
-        given back.
+        given back. Returns if another thread closes the client.
         """
         check_options(handler, concurrency)
         if is_async(handler):
             raise InvalidRequest(f"handler: a plain function is expected; {handler!r} is for sandq.connect's client")
-        self._portal.call(
+        self._portal.run(
             lambda: self._inner.run(
                 topic,
                 group,
@@ -198,7 +198,6 @@ class Client(Wrapper[AsyncClient]):
             ),
             patience_s=duration_ms(grace) / 1000 + _CLOSE_S,
         )
-        raise AssertionError("run returned")
 
     def kv(self, topic: str) -> Keys:
         """Return the keys of a compacted topic: put, get, delete, cas, scan, watch."""

@@ -410,6 +410,15 @@ def test_close_wakes_waiters(server: FakeServer) -> None:
                 wait.result(PATIENCE_S)
 
 
+def test_run_returns_when_another_thread_closes_the_client(server: FakeServer) -> None:
+    client = sandq.sync.connect(server.address)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.run, "t", "g", lambda message: None)
+        wait_until(lambda: server.subscribed)
+        client.close()
+        running.result(PATIENCE_S)
+
+
 def test_connect_without_server_raises_connection_lost() -> None:
     with pytest.raises(ConnectionLost, match="cannot connect"):
         sandq.sync.connect("127.0.0.1:1")

@@ -60,12 +60,8 @@ holding_on = pytest.mark.parametrize("b", ["100ms"], indirect=True)
 def working(b: Broker, topic: str, handler: Callable[[Any], object], **options: Any) -> Iterator[None]:
     """Run a worker in a thread during the block."""
 
-    def work() -> None:
-        with contextlib.suppress(ClosedError):
-            client.run(topic, "workers", handler, **options)
-
     with b.client() as client:
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=client.run, args=(topic, "workers", handler), kwargs=options)
         thread.start()
         b.wait_for_consumers(topic, "workers")
         yield
