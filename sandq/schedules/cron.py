@@ -187,6 +187,8 @@ def _is_readable(name: str, part: str) -> bool:
 def _advice(name: str, part: str) -> str:
     if part == "?":
         return "write * for any"
+    if name == "day of month" and part[:-1].isdecimal() and part[-1] in "wW":
+        return "only LW is possible; name several days, as 1-3, and leave out the others when a message comes"
     low, dash, high = part.partition("-")
     if dash and "L" not in low.upper() and _is_readable(name, low) and _is_readable(name, high):
         least, greatest = _ENDS[name]
