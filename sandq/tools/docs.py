@@ -30,7 +30,7 @@ def serve(archive: Path, port: int, opens: bool, write: Callable[[str], None]) -
 
     def page(request: Request) -> Response:
         """Respond in a thread, whose number Starlette limits."""
-        return site.respond(request, archive, request.path_params["path"], "/")
+        return site.respond(request, archive, "/")
 
     async def failed(request: Request, error: Exception) -> Response:
         return PlainTextResponse(f"{error}\n", error.http_status if isinstance(error, SandqError) else 500)

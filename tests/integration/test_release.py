@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -145,6 +146,16 @@ def test_damaged_or_empty_site_prevents_a_release(tmp_path: Path) -> None:
         path.write_bytes(wrong)
         with pytest.raises(SystemExit, match=r"site\.zip is no whole documentation site: run `make docs` again"):
             release().check_site(path)
+
+
+def test_release_without_a_site_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = release()
+    monkeypatch.setattr(program, "check_committed", lambda root: None)
+    monkeypatch.setattr(program, "SITE", tmp_path / "site.zip")
+    monkeypatch.setattr(sys, "argv", ["release.py", "--out", str(tmp_path / "dist")])
+    with pytest.raises(SystemExit, match=r"site\.zip is missing: run `make docs`"):
+        program.main()
+    assert not (tmp_path / "dist").exists()
 
 
 def test_missing_or_large_site_prevents_a_release(tmp_path: Path) -> None:

@@ -18,6 +18,6 @@ async def start() -> Response:
 
 
 @router.get("/help/{path:path}", include_in_schema=False)
-def page(request: Request, path: str) -> Response:
+def page(request: Request) -> Response:
     """Respond in a thread: reading and compressing a large file takes tens of milliseconds."""
-    return site.respond(request, site.archive(), path, "/help/")
+    return site.respond(request, site.archive(), "/help/")

@@ -50,11 +50,13 @@ def archive() -> Path:
     raise NotFound("this installation has no documentation site: install sandq from the wheel of a release")
 
 
-def respond(request: Request, site: Path, path: str, base: str) -> Response:
+def respond(request: Request, site: Path, base: str) -> Response:
     """Return the response to a GET of a page or a file. Raise Corruption if the archive is damaged.
 
-    `path`: decoded path below `base`, the path at which the site is served. A path must be the name of a file in the
-    archive, or of a directory with a page, so no other file can be read."""
+    `base`: path at which the site is served, which begins the path of the request. The rest must be the name of a file
+    in the archive, or of a directory with a page, so no other file can be read."""
+    # The path of the route would not do: it lacks a line end at the end of the request's path.
+    path = request.scope["path"].removeprefix(base)
     name = path + _PAGE if path == "" or path.endswith("/") else path
     try:
         with ZipFile(site) as pages:
@@ -69,7 +71,7 @@ def respond(request: Request, site: Path, path: str, base: str) -> Response:
             "or run `make docs` in a checkout"
         ) from error
     if is_directory:
-        return RedirectResponse(f"{base}{path}/")
+        return RedirectResponse(f"{base}{path}/" + f"?{request.url.query}" * bool(request.url.query))
     if info is None:
         # The generator writes the links of this page for a site at the root of a server.
         data = data.replace(b'"/', b'"' + base.encode())

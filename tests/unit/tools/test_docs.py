@@ -58,8 +58,13 @@ def test_used_port_is_an_error(archive: Path) -> None:
 
 def test_browser_opens_the_printed_url(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
+
+    def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        assert [listener.getsockname()[0] for listener in sockets] == ["127.0.0.1"]
+        assert (server.config.limit_concurrency, server.config.timeout_graceful_shutdown) == (64, 1)
+
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: None)
+    monkeypatch.setattr(uvicorn.Server, "run", run)
     lines: list[str] = []
     docs.serve(archive, 0, False, lines.append)
     assert opened == []
@@ -77,7 +82,7 @@ def test_only_reads_are_served(archive: Path) -> None:
             assert status("HEAD", url) == (200, b"")
             assert status("POST", url)[0] == 405
             assert status("GET", f"{url}nope") == (404, b"missing")
-            for path in ("../", "%2e%2e/", "/etc/passwd", "..%2f..%2fetc%2fpasswd", "%00", "x" * 5000):
+            for path in ("../", "%2e%2e/", "/etc/passwd", "..%2f..%2fetc%2fpasswd", "%00", "index.html%0a", "x" * 5000):
                 assert status("GET", url + path) == (404, b"missing"), path
             archive.write_bytes(b"no archive")
             code, text = status("GET", url)
