@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from contextlib import suppress
 from typing import Final
 
@@ -27,17 +28,25 @@ SETTINGS: Final = {
 }
 
 
+_connecting: Final = threading.Lock()
+
+
 def client() -> sandq.sync.Client:
     """Return the client of this process, which all threads share. It connects when it is first used."""
     # A client does not survive a fork, for example of gunicorn: the child connects again.
-    return _client(os.getpid(), *settings.BROKER)
+    with _connecting:
+        return _client(os.getpid(), *settings.BROKER)
 
 
 @functools.cache
 def _client(process: int, *servers: str) -> sandq.sync.Client:
     connected = sandq.sync.connect(*servers, name=f"shop-{process}", timeout=settings.BROKER_TIMEOUT)
-    with suppress(TopicExists):
-        connected.admin.create_topic(TOPIC, **SETTINGS)
+    try:
+        with suppress(TopicExists):
+            connected.admin.create_topic(TOPIC, **SETTINGS)
+    except BaseException:
+        connected.close()
+        raise
     return connected
 
 
@@ -49,11 +58,11 @@ def send_welcome(user_id: int) -> None:
 
 
 def plan_due_mail(invoice_id: int) -> None:
-    """Store, move or cancel the message of an invoice, so that it agrees with the row. Call it as often as you like."""
+    """Store, move or cancel the message of an invoice, so that it agrees with the row. It may be called repeatedly."""
     invoice = Invoice.objects.filter(pk=invoice_id).first()
     message = {"mail": "invoice-due", "id": invoice_id}
     key = f"invoice-due-{invoice_id}"
-    # TooLate and DuplicateKey: a worker handles this message just now, or has sent the mail. The nightly job checks.
+    # TooLate and DuplicateKey: a worker handles this message now, or has sent the mail. The nightly job checks.
     if invoice is not None and invoice.needs_mail:
         with suppress(DuplicateKey):
             client().produce(

@@ -17,7 +17,7 @@ from invoices.models import Invoice
 SCHEDULES = [
     {"name": "plan-due-mails", "json": {"mail": "plan"}, "cron": "0 3 * * *", "zone": settings.TIME_ZONE},
 ]
-"""Messages that sandq sends again and again: the nightly job."""
+"""Schedules of the topic: the nightly job."""
 
 
 def work(client: sandq.sync.Client) -> None:

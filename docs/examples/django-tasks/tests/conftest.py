@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from django.conf import settings
 from django.core import mail
 from django.core.management import call_command
 from django.test.utils import override_settings, setup_databases, setup_test_environment, teardown_databases
-from sandq.errors import ClosedError
 from sandq.testing import Broker
 
 pytest_plugins = ["sandq.testing.plugin"]
@@ -50,11 +48,7 @@ def worker(broker: Broker) -> Iterator[None]:
     from invoices import mails
     from invoices.worker import work
 
-    def run() -> None:
-        with contextlib.suppress(ClosedError):
-            work(mails.client())
-
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=work, args=(mails.client(),))
     thread.start()
     broker.wait_for_consumers(mails.TOPIC, mails.GROUP)
     yield

@@ -14,6 +14,8 @@ from django.core import mail
 from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
+from django.test.utils import override_settings
+from sandq.errors import SandqError
 from sandq.testing import Broker
 
 from invoices import mails
@@ -184,6 +186,46 @@ def test_bad_request_is_refused_with_the_reason(broker: Broker, ada: User) -> No
     done = Client().put("/invoices/7", "[1]", content_type="application/json")
     assert done.json() == {"errors": {"body": ["a JSON object is expected"]}}
     assert broker.messages(mails.TOPIC) == []
+
+
+@pytest.mark.parametrize("due_at", ["0001-01-01T00:00:00+14:00", "1999-12-31T23:59:59Z", "9999-12-31T23:59:59-14:00"])
+def test_due_time_that_cannot_be_stored_is_refused(broker: Broker, ada: User, due_at: str) -> None:
+    assert put(7, user=ada.pk, amount_cents=1250, due_at=due_at) == 400
+    assert not Invoice.objects.exists()
+
+
+def test_number_that_cannot_be_stored_is_not_found(broker: Broker, ada: User) -> None:
+    assert put(2**63, user=ada.pk, amount_cents=1250, due_at=broker.now().isoformat()) == 404
+
+
+def test_json_that_is_nested_too_deeply_is_refused(broker: Broker) -> None:
+    body = "[" * 100_000 + "]" * 100_000
+    assert Client().put("/invoices/7", body, content_type="application/json").status_code == 400
+
+
+def test_edit_while_the_worker_holds_the_message_is_no_error(broker: Broker, ada: User) -> None:
+    due_at = broker.now()
+    put(7, user=ada.pk, amount_cents=1250, due_at=due_at.isoformat())
+    (held,) = mails.client().leases(mails.TOPIC, mails.GROUP).take(1)
+    mails.plan_due_mail(7)
+    Invoice.objects.update(paid=True)
+    mails.plan_due_mail(7)
+    assert [message.id for message in broker.messages(mails.TOPIC)] == [held.id]
+
+
+def test_client_that_cannot_connect_is_closed(broker: Broker) -> None:
+    before = {*threading.enumerate()}
+    with override_settings(BROKER=["127.0.0.1:1"], BROKER_TIMEOUT="100ms"), pytest.raises(SandqError):
+        mails.client()
+    assert {*threading.enumerate()} == before
+
+
+def test_process_after_a_fork_gets_a_client_of_its_own(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = mails.client()
+    assert mails.client() is client
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with mails.client() as other:
+        assert other is not client
 
 
 def test_run_worker_ends_on_sigterm(broker: Broker) -> None:

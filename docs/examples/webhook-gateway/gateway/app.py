@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import sandq
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Path, Request
 from fastapi.responses import JSONResponse
 from pydantic import AnyHttpUrl, BaseModel
 from sandq.errors import Conflict, InvalidRequest, Retriable
@@ -16,6 +16,7 @@ from gateway.broker import connect, key_of
 
 TIMEOUT = "5s"
 """A web request does not wait longer for the broker."""
+NewTenant = Annotated[str, Path(pattern="^[A-Za-z0-9_-]{1,100}$")]
 
 
 @asynccontextmanager
@@ -54,7 +55,7 @@ async def post_event(event: Event, request: Request) -> dict[str, str]:
 
 
 @app.post("/tenants/{tenant}", status_code=201)
-async def create_tenant(tenant: str, request: Request) -> dict[str, str]:
+async def create_tenant(tenant: NewTenant, request: Request) -> dict[str, str]:
     """Create a tenant. Return the secret that its receivers verify requests with."""
     client: sandq.Client = request.app.state.client
     secret = sandq.new_push_secret()

@@ -14,6 +14,7 @@ from sandq.testing import AsyncBroker
 
 from gateway import sender
 from gateway.app import app
+from gateway.broker import connect
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +74,8 @@ async def receivers(web: httpx.AsyncClient, async_sandq_broker: AsyncBroker) -> 
 
 async def test_events_are_delivered_signed_and_once(receivers: Receivers, async_sandq_broker: AsyncBroker) -> None:
     assert (await receivers.send("acme", {"order": 7}, id="order-7")).status_code == 202
-    assert (await receivers.send("acme", {"order": 7}, id="order-7")).status_code == 202, "a repeated request"
+    repeated = await receivers.send("acme", {"order": 7, "again": True}, id="order-7")
+    assert repeated.status_code == 202, "a repeated request changes nothing"
     async with receivers.running_sender():
         await async_sandq_broker.advance("1h")
     assert receivers.requests == [("00:00:00", "acme", '{"order":7}')]
@@ -84,6 +86,43 @@ async def test_bad_requests_are_refused(receivers: Receivers, web: httpx.AsyncCl
     assert (await web.post("/events", json={"tenant": "acme", "url": "acme", "body": 1})).status_code == 422
     assert (await web.post("/tenants/acme")).status_code == 409
     assert (await web.post("/tenants/nobody/pause")).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["shop%20x", "a%00b", "x" * 101, "a.b", "%C3%A9"])
+async def test_name_of_a_tenant_that_no_key_can_have_is_refused(web: httpx.AsyncClient, name: str) -> None:
+    assert (await web.post(f"/tenants/{name}")).status_code == 422
+
+
+async def test_broker_that_does_not_answer_is_reported(
+    web: httpx.AsyncClient, async_sandq_broker: AsyncBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.app.TIMEOUT", "100ms")
+    async with sandq.connect("127.0.0.1:1") as client:
+        monkeypatch.setattr(app.state, "client", client)
+        refused = await web.post("/tenants/late")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+async def test_limits_are_set_although_the_first_start_was_interrupted(
+    async_sandq_broker: AsyncBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER", async_sandq_broker.address)
+    await async_sandq_broker.create_topic("webhooks", kind="fair")
+    async with connect() as client:
+        (limits,) = {str(group["limits"]) for group in await client.admin.groups("webhooks")}
+    assert "200" in limits
+
+
+async def test_receiver_delays_a_webhook_by_a_day_at_most(
+    receivers: Receivers, async_sandq_broker: AsyncBroker
+) -> None:
+    receivers.responses["acme"] = [httpx.Response(429, headers={"retry-after": "99999999"})]
+    await receivers.send("acme", 1)
+    async with receivers.running_sender():
+        await async_sandq_broker.advance("23h")
+        assert len(receivers.requests) == 1
+        await async_sandq_broker.advance("1h")
+    assert len(receivers.requests) == 2
 
 
 async def test_failures_are_retried_later_each_time(receivers: Receivers, async_sandq_broker: AsyncBroker) -> None:
@@ -114,6 +153,18 @@ async def test_dead_webhooks_are_listed_and_replayed(
         await async_sandq_broker.advance(0)
         assert receivers.times("acme") == ["00:00:00", "12:00:00"]
         assert len(receivers.times("shop")) == 6, "the webhook of the other tenant stays dead"
+
+
+async def test_tenant_sees_no_webhooks_of_a_tenant_with_a_longer_name(
+    receivers: Receivers, web: httpx.AsyncClient, async_sandq_broker: AsyncBroker
+) -> None:
+    await receivers.create_tenant("acme2")
+    receivers.responses["acme2"] = [httpx.Response(410)]
+    await receivers.send("acme2", 1)
+    async with receivers.running_sender():
+        await async_sandq_broker.advance(0)
+    assert len((await web.get("/tenants/acme2/dead")).json()) == 1
+    assert (await web.get("/tenants/acme/dead")).json() == []
 
 
 async def test_a_tenant_with_many_events_does_not_delay_others(
