@@ -1,14 +1,16 @@
 """Build the documentation site into build/docs/site, and its archive build/docs/site.zip: `make docs`.
 
 The pages in docs/ are written for a repository: code blocks have names for tests, and some links lead to other files
-of the repository. This program copies the pages, adapts both, and runs Zensical, for which broken links and anchors are
-errors. It also writes `llms.txt`, an index of all pages for language models. `sandq docs` and nodes serve the archive.
+of the repository. This program copies the pages, adapts both, adds pages with the files of the examples, and runs
+Zensical, for which broken links and anchors are errors. It also writes `llms.txt`, an index of all pages for language
+models. `sandq docs` and nodes serve the archive.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -28,6 +30,22 @@ ADDED: Final = {"changelog.md": ROOT / "CHANGELOG.md"}
 """Pages of the site that are not in docs/, by their path on the site."""
 API: Final = tomllib.loads(Path(__file__).with_name("api.toml").read_text(encoding="utf-8"))
 """The reference of the Python client: title, summary and described names of each page in `api/`."""
+EXAMPLES: Final = {
+    "go": "A client in Go, generated from the API's description",
+    "jdbc": "Queries from Java with JDBC",
+    "plain_script.py": "A script with the blocking client",
+    "push_receiver.py": "A receiver of pushed messages",
+    "typescript": "A client in TypeScript, generated from the API's description",
+    "worker.py": "A worker with a registry of tasks",
+}
+"""Title of the page of each example in docs/examples that has no README."""
+_CODE: Final = {
+    "Containerfile": "text", ".go": "go", ".html": "html", ".java": "java", ".json": "json", ".mod": "text", ".py": "python",
+    ".toml": "toml", ".ts": "typescript", ".yaml": "yaml",
+}  # fmt: skip
+"""Language of the files of examples that are shown, by the suffix or the name."""
+_HIDDEN: Final = {"package-lock.json", "README.md", "__init__.py"}
+"""Files of examples that are not shown below the README."""
 UNUSED: Final = ("assets/stylesheets/classic", "sitemap.xml")
 """Parts of the site that no page uses: the styles of a different theme, and an empty list for search engines."""
 _ARCHIVE_TIME: Final = (1980, 1, 1, 0, 0, 0)
@@ -55,8 +73,9 @@ class Page(NamedTuple):
 def adapted(text: str, source: Path) -> str:
     """Return the text of a page for the site.
 
-    `source`: path of the page in the repository. Code blocks lose the names that tests use. A link to a file that is
-    not a page of the site becomes the path of that file."""
+    `source`: path of the page in the repository. Code blocks lose the names that tests use. A link to a file of an
+    example leads to the page of the example. A link to any other file that is not a page of the site becomes the path
+    of that file."""
     parts = re.split(r"(^\s*```.*?^\s*```\s*$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(_block(part) if number % 2 else _prose(part, source) for number, part in enumerate(parts))
 
@@ -73,23 +92,71 @@ def _block(text: str) -> str:
 
 def _prose(text: str, source: Path) -> str:
     """Return text outside of code blocks with the links of the site."""
-    added = {path.resolve(): name for name, path in ADDED.items()}
+    pages = {path.resolve(): name for name, path in ADDED.items()}
 
     def link(match: re.Match[str]) -> str:
         target, _, anchor = match["target"].partition("#")
         if not target or ":" in target:
             return match[0]
         file = (source.parent / target).resolve()
-        if file in added:
-            up = "../" * (len(source.relative_to(DOCS).parts) - 1) if source.is_relative_to(DOCS) else ""
-            return f"[{match['text']}]({up}{added[file]}{'#' * bool(anchor)}{anchor})"
-        if file.is_relative_to(DOCS) and file.suffix in (".md", ".png") and not _is_example(file):
-            if source.is_relative_to(DOCS):
-                return match[0]
-            return f"[{match['text']}]({file.relative_to(DOCS)}{'#' * bool(anchor)}{anchor})"
-        return _as_path(match["text"], file)
+        if file.is_relative_to(DOCS / "examples"):
+            page, anchor = _example_page(file, anchor)
+        elif file in pages:
+            page = pages[file]
+        elif file.is_relative_to(DOCS) and file.suffix in (".md", ".png"):
+            page = str(file.relative_to(DOCS))
+        else:
+            return _as_path(match["text"], file)
+        start = source.parent if source.is_relative_to(DOCS) else DOCS
+        return f"[{match['text']}]({os.path.relpath(DOCS / page, start)}{'#' * bool(anchor)}{anchor})"
 
     return _LINK.sub(link, text)
+
+
+def _example_page(file: Path, anchor: str) -> tuple[str, str]:
+    """Return the page of a file or directory in docs/examples, and the anchor in this page.
+
+    `anchor`: the anchor of the link, which only a README has."""
+    name, *inner = file.relative_to(DOCS / "examples").parts or ("",)
+    if not name:
+        return "index.md", "example-projects"
+    if not inner and file.suffix:
+        return f"examples/{file.stem}.md", ""
+    return f"examples/{name}/index.md", _anchor("/".join(inner)) if inner and inner != ["README.md"] else anchor
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor of a heading."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+def _language(file: Path) -> str | None:
+    """Return the language of a file of an example, None if the file is not shown."""
+    return _CODE.get(file.suffix or file.name)
+
+
+def examples() -> dict[str, str]:
+    """Return the text of the page of each example, by the path of the page on the site."""
+    pages = {}
+    for path in sorted((DOCS / "examples").iterdir()):
+        readme = path / "README.md"
+        if path.is_file():
+            files = [path]
+        else:
+            found = [each for each in sorted(path.rglob("*")) if each.is_file() and each.name not in _HIDDEN]
+            # Tools leave directories with a dot, such as caches.
+            files = [each for each in found if _language(each) and "/." not in str(each.relative_to(DOCS))]
+        text = adapted(readme.read_text(encoding="utf-8"), readme) if readme.is_file() else f"# {EXAMPLES[path.name]}\n"
+        where = f"`docs/examples/{path.name}` of the source code"
+        parts = [text, f"This is {where}.\n" if path.is_file() else f"All files are in {where}.\n"]
+        if readme.is_file():
+            parts.insert(1, "## Files\n")
+        for file in files:
+            shown = file.name if path.is_file() else str(file.relative_to(path))
+            content = file.read_text(encoding="utf-8").rstrip()
+            parts.append(f"### {shown}\n\n````{_language(file)}\n{content}\n````\n")
+        pages[_example_page(path, "")[0]] = "\n".join(parts)
+    return pages
 
 
 def _is_example(file: Path) -> bool:
@@ -121,6 +188,10 @@ def copy_pages(to: Path) -> list[Page]:
         (to / path).parent.mkdir(exist_ok=True)
         (to / path).write_text(text, encoding="utf-8")
         pages.append(Page(path, page["title"], page["summary"]))
+    for path, text in examples().items():
+        (to / path).parent.mkdir(parents=True, exist_ok=True)
+        (to / path).write_text(text, encoding="utf-8")
+        pages.append(Page(path, *summary_of(text)))
     shutil.copytree(DOCS / "images", to / "images")
     return pages
 

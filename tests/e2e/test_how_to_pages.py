@@ -1,12 +1,15 @@
-"""The code of each page in docs/how-to and docs/tutorials prints the output on the page, with a broker for each page.
+"""The code of each page in docs/how-to prints the output on the page, with a broker for each page. The code of a
+tutorial is a program.
 
 A block that calls `client.run` is run in a thread, because `run` ends only with the client. The output of its handler
 belongs to the next block, which moves the clock."""
 
 from __future__ import annotations
 
-import contextlib
 import re
+import subprocess
+import sys
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,18 +17,17 @@ from typing import Any
 import pytest
 
 import sandq.testing
-from sandq.errors import ClosedError
 from tests.e2e.test_keys_page import is_like
 from tests.support.paths import ROOT
 from tests.support.waiting import PATIENCE_S
 
 DIRECTORY = ROOT / "docs" / "how-to"
-PAGES = sorted(
-    path
-    for path in (*DIRECTORY.glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md"))
-    if "```python run\n" in path.read_text(encoding="utf-8")
-)
 _RUN = re.compile(r"^client\.run\(\"([^\"]+)\", \"([^\"]+)\"", re.MULTILINE)
+
+
+def pages(directory: Path) -> list[Path]:
+    """Return the pages of a directory that have code."""
+    return [path for path in sorted(directory.glob("*.md")) if "```python run\n" in path.read_text(encoding="utf-8")]
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -38,7 +40,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", pages(DIRECTORY), ids=lambda page: page.stem)
 def test_page_prints_its_output(page: Path) -> None:
     shown: list[str] = []
     workers: list[threading.Thread] = []
@@ -49,11 +51,6 @@ def test_page_prints_its_output(page: Path) -> None:
     with sandq.testing.broker() as b:
         with sandq.sync.connect(b.address, timeout=PATIENCE_S) as client:
             names: dict[str, Any] = {"b": b, "client": client, "print": show}
-
-            def work(source: str) -> None:
-                with contextlib.suppress(ClosedError):  # the end of the page closes the client
-                    exec(source, names)
-
             for source, expected in blocks(page):
                 consumer = _RUN.search(source)
                 if consumer is None:
@@ -63,11 +60,24 @@ def test_page_prints_its_output(page: Path) -> None:
                     continue
                 before, _, run = source.partition("client.run(")
                 exec(before, names)
-                workers.append(threading.Thread(target=work, args=(f"client.run({run}",)))
+                # `run` returns when the end of the page closes the client.
+                workers.append(threading.Thread(target=exec, args=(f"client.run({run}", names)))
                 workers[-1].start()
                 b.wait_for_consumers(*consumer.groups())
         for worker in workers:
             worker.join()
+
+
+@pytest.mark.parametrize("page", pages(ROOT / "docs" / "tutorials"), ids=lambda page: page.stem)
+def test_code_of_tutorial_is_a_program(page: Path, tmp_path: Path) -> None:
+    """The page says how: its blocks, indented, below its first lines."""
+    start = re.search(r"```python\n(import sandq.testing\n\nwith .*:\n)```\n", page.read_text(encoding="utf-8"))
+    assert start is not None
+    program = tmp_path / f"{page.stem}.py"
+    program.write_text(start[1] + "\n".join(textwrap.indent(source, "    ") for source, _ in blocks(page)))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert is_like(done.stdout, "".join(output for _, output in blocks(page)))
 
 
 def test_index_lists_every_page() -> None:

@@ -1,4 +1,5 @@
-"""Every command of docs/http.md is run in order against a node with HTTP, and has the status on the page."""
+"""Every command of docs/http.md, and of the how-to page about other languages, is run in order against a node with
+HTTP, and has the status on the page."""
 
 from __future__ import annotations
 
@@ -10,11 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.documents import document
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 
 PAGE = document("http")
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+LANGUAGES = (ROOT / "docs" / "how-to" / "use-another-language.md").read_text(encoding="utf-8")
+
+
+def commands(page: str) -> list[str]:
+    return [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
 
 
 @pytest.fixture
@@ -23,11 +29,12 @@ def web_port(tmp_path: Path) -> int:
 
 
 def test_every_command(tmp_path: Path, web_port: int) -> None:
-    assert len(COMMANDS) > 35
+    lines = [*commands(PAGE), *commands(LANGUAGES)]
+    assert len(lines) > 35
     node = NodeProcess(tmp_path, SANDQ_LISTEN__HTTP=f"127.0.0.1:{web_port}")
     node.start()
     try:
-        for line in COMMANDS:
+        for line in lines:
             run(line, tmp_path, web_port)
     finally:
         node.close()

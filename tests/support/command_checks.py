@@ -348,7 +348,7 @@ these checks. It is generated: `python -m tests.support.command_checks > docs/ch
 commands and with the classes of the requests.
 
 *Request* names the request fields from which the field is taken. The class of the request declares their types and
-ranges ([protocol.md](protocol.md)). *Further checks* lists the other checks, and *where* names their module below
+ranges ([protocol](protocol.md)). *Further checks* lists the other checks, and *where* names their module below
 `sandq/`. An empty *where* means the class of the request. A field without a request is set by the node.
 """
 

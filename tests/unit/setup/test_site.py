@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -27,6 +30,7 @@ def _build() -> ModuleType:
 
 site = _build()
 TOPICS, DEPLOY, CHANGELOG = ROOT / "docs" / "topics.md", ROOT / "docs" / "how-to" / "deploy.md", ROOT / "CHANGELOG.md"
+GATEWAY = ROOT / "docs" / "examples" / "webhook-gateway" / "README.md"
 
 
 @pytest.mark.parametrize(
@@ -38,12 +42,16 @@ TOPICS, DEPLOY, CHANGELOG = ROOT / "docs" / "topics.md", ROOT / "docs" / "how-to
         (DEPLOY, "[the log](../../CHANGELOG.md#x)", "[the log](../changelog.md#x)"),
         (DEPLOY, "[its values](../../deploy/helm/sandq/values.yaml)", "its values (`deploy/helm/sandq/values.yaml`)"),
         (DEPLOY, "[deploy/](../../deploy)", "`deploy`"),
-        (TOPICS, "[`examples/worker.py`](examples/worker.py)", "`docs/examples/worker.py`"),
+        (TOPICS, "[a worker](examples/worker.py)", "[a worker](examples/worker.md)"),
+        (TOPICS, "[examples](examples)", "[examples](index.md#example-projects)"),
         (
-            TOPICS,
-            "[a project](examples/webhook-gateway/README.md)",
-            "a project (`docs/examples/webhook-gateway/README.md`)",
+            DEPLOY,
+            "[a project](../examples/webhook-gateway/README.md#x)",
+            "[a project](../examples/webhook-gateway/index.md#x)",
         ),
+        (DEPLOY, "[Go](../examples/go/main.go)", "[Go](../examples/go/index.md#maingo)"),
+        (GATEWAY, "[the sender](gateway/sender.py)", "[the sender](index.md#gatewaysenderpy)"),
+        (GATEWAY, "[limits](../../how-to/limit-calls-to-an-api.md)", "[limits](../../how-to/limit-calls-to-an-api.md)"),
         (CHANGELOG, "[client](docs/client.md#x)", "[client](client.md#x)"),
         (CHANGELOG, "![a picture](docs/images/console-topics.png)", "![a picture](images/console-topics.png)"),
         (CHANGELOG, "[LICENSE](LICENSE)", "`LICENSE`"),
@@ -70,8 +78,45 @@ def test_navigation_has_every_page_once() -> None:
     expected = [path for path in pages if not path.startswith(("adr/", "examples/"))] + [
         *site.ADDED,
         *(f"api/{name}.md" for name in site.API),
+        *site.examples(),
     ]
     assert sorted(shown) == sorted(expected)
+
+
+def test_names_in_the_navigation_are_the_titles_of_the_pages(tmp_path: Path) -> None:
+    def named(content: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+        for entry in content:
+            for name, inner in entry.items():
+                if isinstance(inner, str):
+                    yield inner, name
+                else:
+                    yield from named(inner)
+
+    titles = {page.path: page.title for page in site.copy_pages(tmp_path)}
+    names = dict(named(tomllib.loads(site.CONFIG.read_text(encoding="utf-8"))["project"]["nav"]))
+    assert {path: name for path, name in names.items() if name != titles[path]} == {}
+
+
+def test_page_of_an_example_has_its_files() -> None:
+    pages = site.examples()
+    gateway = pages["examples/webhook-gateway/index.md"]
+    assert gateway.startswith("# Webhook gateway\n")
+    assert "\n### gateway/sender.py\n\n````python\n" in gateway
+    assert (GATEWAY.parent / "gateway" / "sender.py").read_text(encoding="utf-8") in gateway.replace("\n````", "\n")
+    assert pages["examples/worker.md"].startswith(
+        "# A worker with a registry of tasks\n\nThis is `docs/examples/worker.py`"
+    )
+    assert "__pycache__" not in "".join(pages.values())
+
+
+def test_no_link_has_the_name_of_a_file_as_its_text() -> None:
+    """A reader of the site sees pages, not files."""
+    pages = [path for path in site.DOCS.rglob("*.md") if "adr" not in path.parts]
+    assert [
+        f"{path.relative_to(ROOT)}: {link}"
+        for path in pages
+        for link in re.findall(r"\[`?[\w/.-]+\.md`?\]\([^()\s]+\)", path.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_index_lists_pages_by_section_with_their_summaries() -> None:
