@@ -79,16 +79,19 @@ class Tasks:
         headers = {"task": name}
         return self.client().produce(self.topic, payload, headers=headers, delay=delay, deliver_at=deliver_at)
 
-    def work(self, concurrency: int) -> None:
-        """Run tasks until the process is stopped."""
+    def create(self) -> None:
+        """Create the topic, unless it exists."""
         with suppress(TopicExists):
             self.client().admin.create_topic(self.topic, max_attempts=5, backoff=RETRY)
+
+    def work(self, concurrency: int) -> None:
+        """Run tasks until the process is stopped."""
         self.client().run(self.topic, "workers", self._handle, concurrency=concurrency, grace="30s")
 
     def _handle(self, message: sandq.sync.Message) -> None:
         task = self.known.get(message.headers.get("task", ""))
         if task is None:  # a newer worker may know it
-            raise sandq.Retry("1m", f"unknown task {message.headers.get('task')!r}")
+            raise sandq.Retry("1m", f"unknown task {message.headers.get('task')!r}", count=False)
         call = json.loads(message.value)
         task(*call["args"], **call["kwargs"])
 
@@ -117,6 +120,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     with suppress(KeyboardInterrupt), sandq.sync.connect(given.server) as client:
         _clients.append(client)
+        tasks.create()
         if given.say is None:
             tasks.work(given.concurrency)
         else:

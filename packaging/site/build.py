@@ -40,8 +40,8 @@ EXAMPLES: Final = {
 }
 """Title of the page of each example in docs/examples that has no README."""
 _CODE: Final = {
-    "Containerfile": "text", ".go": "go", ".html": "html", ".java": "java", ".json": "json", ".mod": "text", ".py": "python",
-    ".toml": "toml", ".ts": "typescript", ".yaml": "yaml",
+    "Containerfile": "text", ".go": "go", ".html": "html", ".java": "java", ".json": "json", ".mod": "text",
+    ".py": "python", ".toml": "toml", ".ts": "typescript", ".yaml": "yaml",
 }  # fmt: skip
 """Language of the files of examples that are shown, by the suffix or the name."""
 _HIDDEN: Final = {"package-lock.json", "README.md", "__init__.py"}
