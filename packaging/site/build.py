@@ -118,8 +118,8 @@ def _example_page(file: Path, anchor: str) -> tuple[str, str]:
 
     `anchor`: the anchor of the link, which only a README has."""
     name, *inner = file.relative_to(DOCS / "examples").parts or ("",)
-    if not name:
-        return "index.md", "example-projects"
+    if name in ("", "README.md"):
+        return "examples/index.md", anchor
     if not inner and file.suffix:
         return f"examples/{file.stem}.md", ""
     return f"examples/{name}/index.md", _anchor("/".join(inner)) if inner and inner != ["README.md"] else anchor
@@ -137,8 +137,11 @@ def _language(file: Path) -> str | None:
 
 def examples() -> dict[str, str]:
     """Return the text of the page of each example, by the path of the page on the site."""
-    pages = {}
+    start = DOCS / "examples" / "README.md"
+    pages = {"examples/index.md": adapted(start.read_text(encoding="utf-8"), start)}
     for path in sorted((DOCS / "examples").iterdir()):
+        if path == start:
+            continue
         readme = path / "README.md"
         if path.is_file():
             files = [path]

@@ -43,7 +43,7 @@ GATEWAY = ROOT / "docs" / "examples" / "webhook-gateway" / "README.md"
         (DEPLOY, "[its values](../../deploy/helm/sandq/values.yaml)", "its values (`deploy/helm/sandq/values.yaml`)"),
         (DEPLOY, "[deploy/](../../deploy)", "`deploy`"),
         (TOPICS, "[a worker](examples/worker.py)", "[a worker](examples/worker.md)"),
-        (TOPICS, "[examples](examples)", "[examples](index.md#example-projects)"),
+        (TOPICS, "[examples](examples)", "[examples](examples/index.md)"),
         (
             DEPLOY,
             "[a project](../examples/webhook-gateway/README.md#x)",
