@@ -90,8 +90,12 @@ class Intake:
             give_back(chunk, 0)
             return
         now = anyio.current_time()
-        if crossed and not self._give_back_beyond(chunk, crossed):
-            return
+        if crossed:
+            is_kept = self._give_back_beyond(chunk, crossed)
+            # The credit that these messages have used is not available to other nodes any more.
+            self.give_credit()
+            if not is_kept:
+                return
         self.arrivals.append(Arrival(chunk, now))
         self.arrived.set()
         if self.prefetch is not None and now + STALE_S < self._wakeups.due_at:
