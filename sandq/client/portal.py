@@ -50,6 +50,8 @@ class Pump:
         self._armed = False
         self._stopping = False
         self.stopped = False
+        self.is_closing = False
+        """True once the owner was asked to close, so that the end of the loop is no error."""
         self.ended = anyio.Event()  # set together with `stopped`, for tasks of the loop
         self.thread_id = threading.get_ident()
         self.tasks: anyio.abc.TaskGroup
@@ -195,8 +197,11 @@ class Portal:
 
     def run(self, function: Callable[[], Awaitable[object]], *, patience_s: float = 0.0) -> None:
         """Like `call`, for a function that works until the client is closed: return then."""
-        with contextlib.suppress(CancelledError):
+        try:
             self._call(function, patience_s)
+        except CancelledError:
+            if not self._pump.is_closing:
+                raise ClosedError(f"{self._owner} has ended because of an error, which is in the log") from None
 
     def _call(self, function: Callable[[], Awaitable[T]], patience_s: float) -> T:
         """Like `call`, but raise CancelledError if the client is closed meanwhile."""
@@ -218,7 +223,8 @@ class Portal:
             raise
         except BaseException:
             if call.future.cancel():  # the wait was interrupted
-                self.post(call.cancel)
+                with contextlib.suppress(ClosedError):  # the interruption is more important
+                    self.post(call.cancel)
                 call.ended.wait(patience_s)
             raise
         finally:

@@ -315,6 +315,7 @@ class _Thread:
 
     def _end(self) -> None:
         assert self._pump is not None and self._scope is not None
+        self._pump.is_closing = True
         if self._at_once:
             self._scope.cancel()
         else:

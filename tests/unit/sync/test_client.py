@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -417,6 +418,26 @@ def test_run_returns_when_another_thread_closes_the_client(server: FakeServer) -
         wait_until(lambda: server.subscribed)
         client.close()
         running.result(PATIENCE_S)
+
+
+def test_run_raises_if_the_loop_of_the_client_fails(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    client = sandq.sync.connect(server.address)
+
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    async def break_loop(inner: sandq.Client) -> None:
+        inner._tasks.start_soon(fail)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.run, "t", "g", lambda message: None)
+        wait_until(lambda: server.subscribed)
+        with suppress(ClosedError):
+            client.call(break_loop)
+        with pytest.raises(ClosedError, match="has ended because of an error, which is in the log"):
+            running.result(PATIENCE_S)
+    client.close()
+    assert "the client of sandq.sync ended" in caplog.text
 
 
 def test_connect_without_server_raises_connection_lost() -> None:
