@@ -1,8 +1,7 @@
 """`python -m tests.support.runner`: run the suites as `make test` does, and print the cost of each.
 
-Three groups of suites run at the same time: the suite through Spark, which waits for Java most of the time; suites that
-start nodes, which often wait for disks and processes; and suites that only compute, which get the rest of the CPU time.
-Suites over their budget of CPU time are listed, but do not fail the run: on a machine with other load, the same
+The suite through Spark runs at the same time as the others: its session is made once, and waits for Java most of the
+time. Suites over their budget of CPU time are listed, but do not fail the run: on a machine with other load, the same
 tests take up to three times as much. A run of all tests fails if any test was skipped; its last line gives the reasons.
 """
 
@@ -23,10 +22,8 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.runner.costs import FILE
 
-WAITING = ("e2e", "faults", "integration", "regressions", "interop")
-"""Suites with nodes. Suites with long tests are first, so that short tests fill the end."""
-COMPUTING = ("simulation", "property", "unit")
-SUITES = (*WAITING, *COMPUTING)
+SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions", "interop", "unit")
+"""Suites with long tests are first, so that short tests fill the end."""
 BUDGETS_S = {
     "unit": 199,
     "property": 87,
@@ -49,11 +46,7 @@ YIELD = ("nice", "-n", "10")
 """Prefix of the processes that run at the same time as Spark.
 
 Spark regards the run as failed if a Python process does not start within ten seconds."""
-FILL = ("nice", "-n", "19")
-"""Prefix of the suites that only compute. They take what the others leave, so both cores are busy until the end."""
 SPREAD = ("-n", "4", "--dist", "worksteal")
-SPREAD_COMPUTING = ("-n", "2", "--dist", "worksteal")
-"""One process per core: each process takes 8 s of CPU time to load the tests of these suites."""
 STYLE = ("tests/unit/test_floors.py", "tests/unit/test_language.py", "tests/unit/test_shapes.py")
 """Tests of the source text. `make check` runs them, so that `make test` need not."""
 FAST = ("-n", "2", "--dist", "worksteal", "tests/unit", "tests/property")
@@ -119,24 +112,19 @@ def run_suite(build: Path, suite: str, arguments: list[str]) -> bool:
 
 def run(build: Path, arguments: list[str], is_part: bool) -> bool:
     """Run all suites, or those that the arguments for pytest select. Return whether all passed."""
-    logs = [build / "spark.log", build / "computing.log"]
-    processes = [start([*arguments, "tests/spark"], build / "spark.json", logs[0])]
+    log = build / "spark.log"
+    spark = start([*arguments, "tests/spark"], build / "spark.json", log)
     if not is_part and not (ROOT / "tests" / "e2e" / "__pycache__").exists():
         compile_tests()
-    computing = [*arguments, *ignored(), *SPREAD_COMPUTING, *(f"tests/{suite}" for suite in COMPUTING)]
-    waiting = [*arguments, *ignored(), *SPREAD, *(f"tests/{suite}" for suite in WAITING)]
-    processes += [
-        start(computing, build / "computing.json", logs[1], before=FILL),
-        start(waiting, build / "waiting.json", before=YIELD),
-    ]
+    suites = [f"tests/{suite}" for suite in SUITES]
+    rest = start([*arguments, *ignored(), *SPREAD, *suites], build / "rest.json", before=YIELD)
     try:
-        codes = [process.wait() for process in processes]
+        codes = [rest.wait(), spark.wait()]
     finally:
-        for process in processes:
+        for process in (spark, rest):
             process.terminate()
             process.wait()
-    for log in logs:
-        print(log.read_text(errors="replace"), flush=True)
+    print(log.read_text(errors="replace"), flush=True)
     return passed(codes, is_part)
 
 
