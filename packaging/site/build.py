@@ -44,7 +44,7 @@ _CODE: Final = {
     ".py": "python", ".toml": "toml", ".ts": "typescript", ".yaml": "yaml",
 }  # fmt: skip
 """Language of the files of examples that are shown, by the suffix or the name."""
-_HIDDEN: Final = {"package-lock.json", "README.md", "__init__.py"}
+_HIDDEN: Final = {"package-lock.json", "__init__.py"}
 """Files of examples that are not shown below the README."""
 UNUSED: Final = ("assets/stylesheets/classic", "sitemap.xml")
 """Parts of the site that no page uses: the styles of a different theme, and an empty list for search engines."""
@@ -130,25 +130,22 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
-def _language(file: Path) -> str | None:
-    """Return the language of a file of an example, None if the file is not shown."""
-    return _CODE.get(file.suffix or file.name)
+def _is_shown(file: Path) -> bool:
+    """Return whether a file of an example is shown."""
+    return file.is_file() and file.name not in _HIDDEN and (file.suffix or file.name) in _CODE
 
 
 def examples() -> dict[str, str]:
     """Return the text of the page of each example, by the path of the page on the site."""
     start = DOCS / "examples" / "README.md"
     pages = {"examples/index.md": adapted(start.read_text(encoding="utf-8"), start)}
-    for path in sorted((DOCS / "examples").iterdir()):
-        if path == start:
-            continue
+    command = ["git", "ls-files", "-z", "docs/examples"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    # Only committed files: users of the examples leave others, such as secrets.
+    tracked = [ROOT / name for name in listed.stdout.split("\0") if name and _is_shown(ROOT / name)]
+    for path in sorted({DOCS / "examples" / file.relative_to(DOCS / "examples").parts[0] for file in tracked}):
         readme = path / "README.md"
-        if path.is_file():
-            files = [path]
-        else:
-            found = [each for each in sorted(path.rglob("*")) if each.is_file() and each.name not in _HIDDEN]
-            # Tools leave directories with a dot, such as caches.
-            files = [each for each in found if _language(each) and "/." not in str(each.relative_to(DOCS))]
+        files = [file for file in tracked if file == path or path in file.parents]
         text = adapted(readme.read_text(encoding="utf-8"), readme) if readme.is_file() else f"# {EXAMPLES[path.name]}\n"
         where = f"`docs/examples/{path.name}` of the source code"
         parts = [text, f"This is {where}.\n" if path.is_file() else f"All files are in {where}.\n"]
@@ -157,7 +154,7 @@ def examples() -> dict[str, str]:
         for file in files:
             shown = file.name if path.is_file() else str(file.relative_to(path))
             content = file.read_text(encoding="utf-8").rstrip()
-            parts.append(f"### {shown}\n\n````{_language(file)}\n{content}\n````\n")
+            parts.append(f"### {shown}\n\n````{_CODE[file.suffix or file.name]}\n{content}\n````\n")
         pages[_example_page(path, "")[0]] = "\n".join(parts)
     return pages
 
@@ -224,7 +221,7 @@ def index_of(pages: list[Page], config: dict[str, Any]) -> str:
 
 def _url(path: str) -> str:
     """Return the URL of a page, relative to the root of the site."""
-    return "./" if path == "index.md" else f"{path.removesuffix('.md')}/"
+    return f"{path.removesuffix('.md')}/".removesuffix("index/") or "./"
 
 
 def sections(nav: list[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:

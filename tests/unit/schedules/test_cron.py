@@ -114,6 +114,8 @@ FIVE = "five fields are expected (minute, hour, day of month, month, day of week
         ("0 0 * NOV-FEB *", 'month: "NOV-FEB" is not understood; a range goes up: write NOV-12,1-FEB'),
         ("0 0 ? * MON", 'day of month: "?" is not understood; write * for any'),
         ("0 0 15W * *", 'day of month: "15W" is not understood; only LW is possible; name several days, as 1-3'),
+        ("0 0 15w * *", 'day of month: "15w" is not understood; only LW is possible'),
+        ("0 0 * 5W *", 'month: "5W" is not understood; 1 to 12'),
         ("0 0 W * *", 'day of month: "W" is not understood; 1 to 31, L for the last day, LW for'),
         ("0 0 0 * *", 'day of month: "0" is not understood'),
         ("0 0 1,,2 * *", 'day of month: "" is not understood'),

@@ -106,7 +106,18 @@ def test_page_of_an_example_has_its_files() -> None:
     assert pages["examples/worker.md"].startswith(
         "# A worker with a registry of tasks\n\nThis is `docs/examples/worker.py`"
     )
-    assert "__pycache__" not in "".join(pages.values())
+    assert "\n## Files\n" in gateway and "\n## Files\n" not in pages["examples/worker.md"]
+    assert "### package-lock.json" not in "".join(pages.values())
+
+
+def test_files_that_are_not_committed_are_not_published() -> None:
+    """A user of an example may have left a secret."""
+    secret = GATEWAY.parent / "secret.json"
+    secret.write_text('{"secret":"whsec_of-a-test"}')
+    try:
+        assert not any("whsec_of-a-test" in page for page in site.examples().values())
+    finally:
+        secret.unlink()
 
 
 def test_no_link_has_the_name_of_a_file_as_its_text() -> None:
@@ -120,11 +131,15 @@ def test_no_link_has_the_name_of_a_file_as_its_text() -> None:
 
 
 def test_index_lists_pages_by_section_with_their_summaries() -> None:
-    pages = [site.Page("index.md", "A", "About a."), site.Page("b/c.md", "C", "About c.")]
-    nav = [{"First": "index.md"}, {"Second": [{"See": "b/c.md"}]}]
+    pages = [
+        site.Page("index.md", "A", "About a."),
+        site.Page("b/index.md", "B", "About b."),
+        site.Page("b/c.md", "C", "About c."),
+    ]
+    nav = [{"First": "index.md"}, {"Second": [{"All": "b/index.md"}, {"See": "b/c.md"}]}]
     config = {"site_name": "s", "site_description": "d", "nav": nav}
     assert site.index_of(pages, config) == (
-        "# s\n\n> d.\n\n## First\n\n- [A](./): About a.\n\n## Second\n\n- [C](b/c/): About c.\n"
+        "# s\n\n> d.\n\n## First\n\n- [A](./): About a.\n\n## Second\n\n- [B](b/): About b.\n- [C](b/c/): About c.\n"
     )
 
 

@@ -5,9 +5,7 @@ A message has no copy of the row. The worker reads the row when the mail is due,
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
 from contextlib import suppress
 from typing import Final
 
@@ -28,19 +26,22 @@ SETTINGS: Final = {
 }
 
 
-_connecting: Final = threading.Lock()
+_clients: dict[tuple[object, ...], sandq.sync.Client] = {}
 
 
 def client() -> sandq.sync.Client:
     """Return the client of this process, which all threads share. It connects when it is first used."""
     # A client does not survive a fork, for example of gunicorn: the child connects again.
-    with _connecting:
-        return _client(os.getpid(), *settings.BROKER)
+    key = (os.getpid(), *settings.BROKER)
+    if key not in _clients:
+        connected = _connect()
+        if _clients.setdefault(key, connected) is not connected:  # another thread was faster
+            connected.close()
+    return _clients[key]
 
 
-@functools.cache
-def _client(process: int, *servers: str) -> sandq.sync.Client:
-    connected = sandq.sync.connect(*servers, name=f"shop-{process}", timeout=settings.BROKER_TIMEOUT)
+def _connect() -> sandq.sync.Client:
+    connected = sandq.sync.connect(*settings.BROKER, name=f"shop-{os.getpid()}", timeout=settings.BROKER_TIMEOUT)
     try:
         with suppress(TopicExists):
             connected.admin.create_topic(TOPIC, **SETTINGS)

@@ -47,7 +47,8 @@ class InvoiceView(View):
             return JsonResponse({"errors": {"body": ["a JSON object is expected"]}}, status=400)
         # Without the lock, `save` could overwrite the time that the worker writes to the row meanwhile.
         invoice = Invoice.objects.select_for_update().filter(pk=number).first() or Invoice(pk=number)
-        form = InvoiceForm(data, instance=invoice)
+        # A form expects texts, as a browser sends them.
+        form = InvoiceForm({name: str(value) for name, value in data.items()}, instance=invoice)
         if not form.is_valid():
             return JsonResponse({"errors": form.errors}, status=400)
         form.save()

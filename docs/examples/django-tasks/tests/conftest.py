@@ -36,7 +36,7 @@ def broker(database: None, sandq_broker: Broker) -> Iterator[Broker]:
 
     call_command("flush", verbosity=0, interactive=False, inhibit_post_migrate=True)
     mail.outbox.clear()
-    mails._client.cache_clear()
+    mails._clients.clear()
     # A slow machine must not fail a test.
     with override_settings(BROKER=[sandq_broker.address], BROKER_TIMEOUT="5m"), mails.client():
         yield sandq_broker

@@ -188,6 +188,14 @@ def test_bad_request_is_refused_with_the_reason(broker: Broker, ada: User) -> No
     assert broker.messages(mails.TOPIC) == []
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"due_at": 1}, {"due_at": None}, {"user": 1e400}, {"user": {"id": 1}}, {"amount_cents": -1}]
+)
+def test_wrong_values_are_refused(broker: Broker, ada: User, wrong: dict[str, object]) -> None:
+    fields = {"user": ada.pk, "amount_cents": 1250, "due_at": broker.now().isoformat()}
+    assert put(7, **fields | wrong) == 400
+
+
 @pytest.mark.parametrize("due_at", ["0001-01-01T00:00:00+14:00", "1999-12-31T23:59:59Z", "9999-12-31T23:59:59-14:00"])
 def test_due_time_that_cannot_be_stored_is_refused(broker: Broker, ada: User, due_at: str) -> None:
     assert put(7, user=ada.pk, amount_cents=1250, due_at=due_at) == 400

@@ -10,7 +10,7 @@ import sandq
 from fastapi import FastAPI, HTTPException, Path, Request
 from fastapi.responses import JSONResponse
 from pydantic import AnyHttpUrl, BaseModel
-from sandq.errors import Conflict, InvalidRequest, Retriable
+from sandq.errors import Conflict, InvalidRequest, Retriable, UnknownGroup
 
 from gateway.broker import connect, key_of
 
@@ -77,18 +77,26 @@ async def resume(tenant: str, request: Request) -> dict[str, bool]:
 async def list_dead(tenant: str, request: Request) -> list[dict[str, Any]]:
     """List the first 100 webhooks of a tenant that were given up."""
     client: sandq.Client = request.app.state.client
+    await read_tenant(client, tenant)
     letters = client.dead("webhooks", "senders").list(key_prefix=key_of(tenant), limit=100, timeout=TIMEOUT)
-    return [
-        {"id": letter.id, "url": letter.headers["url"], "attempts": letter.attempts, "error": letter.error}
-        async for letter in letters
-    ]
+    try:
+        return [
+            {"id": letter.id, "url": letter.headers["url"], "attempts": letter.attempts, "error": letter.error}
+            async for letter in letters
+        ]
+    except UnknownGroup:  # no sender was started yet
+        return []
 
 
 @app.post("/tenants/{tenant}/replay")
 async def replay(tenant: str, request: Request, url: str = "") -> dict[str, int]:
     """Deliver the dead webhooks of a tenant again: all of them, or those whose URL begins with `url`."""
     client: sandq.Client = request.app.state.client
-    result = await client.dead("webhooks", "senders").redrive(key_prefix=key_of(tenant, url))
+    await read_tenant(client, tenant)
+    try:
+        result = await client.dead("webhooks", "senders").redrive(key_prefix=key_of(tenant, url))
+    except UnknownGroup:  # no sender was started yet
+        return {"replayed": 0}
     return {"replayed": result.done}
 
 

@@ -117,6 +117,23 @@ async def test_limits_are_set_although_the_first_start_was_interrupted(
         assert len(await client.leases("webhooks", "senders").take(60)) == 50, "a tenth of the messages of a second"
 
 
+async def test_restart_keeps_the_limits_of_the_operator(web: httpx.AsyncClient) -> None:
+    await app.state.client.admin.limit_group("webhooks", "senders", max_in_flight=1)
+    async with connect() as client:
+        for number in range(3):
+            await client.produce("webhooks", json=number)
+        assert len(await client.leases("webhooks", "senders").take(3)) == 1
+
+
+async def test_tenant_without_webhooks_has_no_dead_ones(receivers: Receivers, web: httpx.AsyncClient) -> None:
+    assert (await web.get("/tenants/acme/dead")).json() == []
+    assert (await web.post("/tenants/acme/replay")).json() == {"replayed": 0}
+    for path in ("dead", "replay"):
+        method = {"dead": web.get, "replay": web.post}[path]
+        assert (await method(f"/tenants/nobody/{path}")).status_code == 404
+        assert (await method(f"/tenants/a%00b/{path}")).status_code in (404, 422)
+
+
 async def test_receiver_delays_a_webhook_by_a_day_at_most(
     receivers: Receivers, async_sandq_broker: AsyncBroker
 ) -> None:
