@@ -343,7 +343,9 @@ def test_waiting_for_busy_threads_is_limited(
     assert found.update(2.0 + BUSY_MOST_S, is_settled=False) == UPDATE_MOST_S
 
 
-def test_a_handler_that_computes_is_waited_for() -> None:
+def test_a_handler_that_computes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a loaded machine, half a second of CPU time may take longer than the limit.
+    monkeypatch.setattr(silence, "BUSY_MOST_S", PATIENCE_S)
     with sandq.testing.broker() as b, b.client() as client:
         b.create_topic("t", lease="1s")
         settled: list[str] = []
