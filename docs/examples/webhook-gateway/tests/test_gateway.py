@@ -83,10 +83,10 @@ async def test_events_are_delivered_signed_and_once(receivers: Receivers, async_
 
 
 async def test_bad_requests_are_refused(receivers: Receivers, web: httpx.AsyncClient) -> None:
-    assert (await receivers.send("nobody", 1)).status_code == 404
+    assert (await receivers.send("absent", 1)).status_code == 404
     assert (await web.post("/events", json={"tenant": "acme", "url": "acme", "body": 1})).status_code == 422
     assert (await web.post("/tenants/acme")).status_code == 409
-    assert (await web.post("/tenants/nobody/pause")).status_code == 404
+    assert (await web.post("/tenants/absent/pause")).status_code == 404
 
 
 @pytest.mark.parametrize("name", ["shop%20x", "a%00b", "x" * 101, "a.b", "%C3%A9"])
@@ -130,7 +130,7 @@ async def test_tenant_without_webhooks_has_no_dead_ones(receivers: Receivers, we
     assert (await web.post("/tenants/acme/replay")).json() == {"replayed": 0}
     for path in ("dead", "replay"):
         method = {"dead": web.get, "replay": web.post}[path]
-        assert (await method(f"/tenants/nobody/{path}")).status_code == 404
+        assert (await method(f"/tenants/absent/{path}")).status_code == 404
         assert (await method(f"/tenants/a%00b/{path}")).status_code in (404, 422)
 
 
