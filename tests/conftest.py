@@ -24,16 +24,22 @@ if not IS_RANDOM:
     # process, and the examples would depend on the modules that happen to be loaded.
     mock.patch.object(providers, "_get_local_constants", lambda: providers._local_constants).start()
 
+GC_THRESHOLDS = (10_000, 20, 100)
+"""Objects and rounds between collections of each generation."""
+
 # A shell that runs `make test &` makes it ignore Ctrl-C, and its child processes inherit that; but tests send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Collecting makes a million objects that stay: to look through them for garbage again and again takes time."""
+    """Collecting makes a million objects that stay: to look through them for garbage again and again takes time.
+
+    What tests keep grows to hundreds of megabytes, so afterwards full collections are rare, too."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         gc.enable()
