@@ -35,7 +35,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Collecting makes a million objects that stay: to look through them for garbage again and again takes time.
 
-    What tests keep grows to hundreds of megabytes, so afterwards full collections are rare, too."""
+    Tests keep hundreds of megabytes, so full collections are rare afterwards, too."""
     gc.disable()
     try:
         return (yield)

@@ -94,6 +94,9 @@ class FixedLimits:
     # Messages that a consumer may process concurrently, as it declares when it subscribes.
     handlers: int = 10_000
     max_gaps: int = 10_000
+    # Ranges of a group's waiting messages in memory. The messages that are due last are in rows only ("spilled").
+    waiting_window: int = 5_000
+    spilled_messages: int = 1_000_000
     key_window: int = 10_000
     unique_key_bytes: int = 1024
 

@@ -169,6 +169,7 @@ _JOB_ARGUMENTS: Final[Mapping[str, Check]] = {
     "error": optional(text(FIXED.error_chars)),
     "rate": optional(integer(1, U32_MAX)),
     "above": OFFSET,
+    "spilled_to": OFFSET,
     "kept_of": optional(U32),
 }
 _JOB_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -253,6 +254,18 @@ _WAITING_FIELDS: Final = array(
     *(COUNT, COUNT),
     least=7,
 )
+
+
+def _is_spilled(value: Any) -> bool:
+    """Return whether fields are those of a spilled message: its due time, and the fields of a waiting entry that has no
+    messages."""
+    if type(value) is not list or len(value) < 4 or value[3] != b"":
+        return False
+    due_ms, attempts, error, _, *others = value
+    return TIME(due_ms) and _WAITING_FIELDS([attempts, error, _ANY_RANGE, *others])
+
+
+_ANY_RANGE: Final = bytes(OFFSET_BYTES) + (1).to_bytes(4, "big")
 _PAST: Final = array(is_range_list(LEASE_MESSAGES, in_order=False), HISTORY)
 
 
@@ -338,6 +351,8 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     b"U": _Kind(_is_scoped_key, _NAMED),
     b"K": _Kind(lambda key, partition: 1 <= len(key) - 16 <= FIXED.unique_key_bytes, _NAMED),
     b"w": _Kind(_group_and(_length(14)), _WAITING_FIELDS),
+    b"N": _Kind(_group_and(lambda key, partition: not key or len(key) == OFFSET_BYTES), array(COUNT)),
+    b"W": _Kind(_group_and(_length(6 + OFFSET_BYTES)), _is_spilled),
     b"F": _Kind(lambda key, partition: _named(_is_schedule_text)(key[6:], partition), lambda value: value is NOTHING),
     b"O": _Kind(_is_share_key, array(*[COUNT] * 7, is_bool)),
     b"P": _Kind(_group_and(_named(is_tenant)), array(COUNT)),

@@ -127,6 +127,7 @@ class ClockResets:
         self._shared = shared
         self._groups = group_state.groups
         self._waiting = group_state.waiting
+        self._spilling = group_state.spilling
         self._ttl = group_state.ttl
         self._dead = group_state.dead
         self._log = log
@@ -142,6 +143,7 @@ class ClockResets:
             self._reposition_kept,
             self._reposition_dead,
             self._forget_tombstones,
+            self._reschedule_spilled,
             self._reschedule_waiting,
             self._shorten_expiries,
         )
@@ -399,6 +401,19 @@ class ClockResets:
                 self._expiring_rows.put(step, key, until_ms, reason, min(at_ms, state.new_ms))
         return not found or self._continue_at(rows.after(found[-1][0]))
 
+    def _reschedule_spilled(self, step: Step) -> bool:
+        """Make spilled messages due as `_reschedule_waiting` does. They stay spilled."""
+        new_ms = self._current().new_ms
+        found, position = self._rows_of_groups(rows.SPILLED_AT, step.view)
+        for key, _ in found:
+            group, offset = self._groups.by_id.get(int.from_bytes(key[1:5], "big")), key[-offsets.OFFSET_BYTES :]
+            entry = None if group is None else group.spilled.find(offset, step.view)
+            if group is None or entry is None or (self.due_ms(entry) >= entry.due_ms and entry.since_ms <= new_ms):
+                continue
+            due_ms = min(max(self.due_ms(entry), self._wanted_ms(offset)), max(entry.due_ms, new_ms))
+            self._spilling.put_again(step, group, offset, self._at(entry, due_ms))
+        return not found or self._continue_at(position)
+
     def _reschedule_waiting(self, step: Step) -> bool:
         """Make waiting messages due when they would be due if the clock had been correct."""
         new_ms = self._current().new_ms
@@ -433,11 +448,16 @@ class ClockResets:
 
     def wait(self, step: Step, group: Group, entry: Waiting, due_ms: int, ranges: list[Range]) -> None:
         """Put messages of a waiting entry into a new entry that is due at `due_ms`."""
-        since_ms = min(entry.since_ms, self._current().new_ms)
-        packed, made = PackedRanges(sorted(ranges)), Made(0, due_ms, _is_moved(entry))
-        again = Waiting(due_ms, 0, entry.attempt, entry.error, packed, since_ms, entry.kept, None, entry.history, made)
-        again.queue, again.snoozes, again.crashes = entry.queue, entry.snoozes, entry.crashes
+        again = self._at(entry, due_ms)
+        again.ranges = PackedRanges(sorted(ranges))
         self._waiting.add(step, group, again)
+
+    def _at(self, entry: Waiting, due_ms: int) -> Waiting:
+        """Return a copy of a waiting entry without messages that is due at `due_ms`."""
+        again = entry.apart([])
+        again.due_ms, again.made = due_ms, Made(0, due_ms, _is_moved(entry))
+        again.since_ms = min(entry.since_ms, self._current().new_ms)
+        return again
 
     def _shorten_expiries(self, step: Step) -> bool:
         """Shorten the expiry times of rows that would be kept longer than documented, counted from the new time."""
@@ -469,8 +489,8 @@ class _Regrouped:
         """Take a message out of its waiting entry; it will wait at offset `new`. Return the entry.
 
         Return None if the message does not wait."""
-        entry = group.holder_of(offset)
-        if not isinstance(entry, Waiting):
+        entry = self._reset._spilling.holder_of(step, group, offset)
+        if entry is None:
             return None
         self._reset._waiting.part(step, group, entry, offset, None)
         due_ms = self._reset.due_ms(entry)
@@ -536,7 +556,7 @@ class _Placing:
     def as_moved(self, message: _Message) -> _Message:
         """Return a message with its latest requested time: the producer may have moved the message while it waited."""
         for group, _ in self._groups:
-            if isinstance(entry := group.holder_of(message.offset), Waiting) and _is_moved(entry):
+            if isinstance(entry := group.holder_of(message.offset, self._view), Waiting) and _is_moved(entry):
                 return message._replace(wanted_ms=self._reset.due_ms(entry))
         return message
 
@@ -607,10 +627,10 @@ class _Placing:
                 return True
         if group.unready(self._step, offset):
             return True
-        entry = group.holder_of(offset)
+        entry = reset._spilling.holder_of(self._step, group, offset)
         if offset in group.gaps:
             return False  # an earlier reset decided that the group does not receive the message again
-        if not isinstance(entry, Waiting) or max(reset.due_ms(entry), self._state.new_ms + 1) > message.wanted_ms:
+        if entry is None or max(reset.due_ms(entry), self._state.new_ms + 1) > message.wanted_ms:
             return False
         reset._waiting.part(self._step, group, entry, offset, None)
         return True

@@ -91,7 +91,7 @@ class GroupAdmin:
                 group.start_keys(gone, True, view)
         for offset in sorted(still_blocked):
             group.order.load(offset, blocked[offset], kept=True)
-        if group.dead.total() or was_ready:
+        if group.dead.total() or was_ready or group.spilled.messages:
             group.seeking = True
             self._jobs.start_own(step, "seek", {"group_id": group.group_id, "above": above})
         self._groups.store(step, group)
@@ -158,7 +158,7 @@ class GroupAdmin:
             self._groups.store(step, group)
             return True
         if group.unfinished:
-            due_ms, ttl_ms = group.latest_due_ms, idle_ms - group.touched_ms
+            due_ms, ttl_ms = group.latest_due_ms(step.view), idle_ms - group.touched_ms
             if due_ms + ttl_ms > now_ms:
                 group.touched_ms = due_ms
             else:

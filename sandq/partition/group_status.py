@@ -271,7 +271,7 @@ class StatusTable:
             generation=group.generation,
             ready=blocked + promoted + metrics.ripe,
             leased=metrics.leased,
-            waiting=metrics.waiting - metrics.ripe,
+            waiting=group.waiting_messages - metrics.ripe,
             dead=group.dead.total(),
             oldest_ms=None if oldest is None else offsets.deliver_ms(oldest),
             is_promoting=is_promoting,
@@ -318,8 +318,8 @@ def _next_ms(group: Group, view: View) -> int | None:
     """Return the time in ms of the next message that the group may lease; None if it may lease none. Ignore limits."""
     if group.halts or group.paused:
         return None
-    waiting = group.next_waiting()
-    times = [waiting.due_ms] if waiting else []
+    retry_ms = group.next_retry_ms
+    times = [] if retry_ms is None else [retry_ms]
     if group.ready is not None:
         ready_ms = group.ready.next_ms(is_stopped=group.pause_reason() is not None)
         if ready_ms is not None:

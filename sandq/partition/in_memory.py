@@ -31,6 +31,7 @@ class InMemory:
         self._shared = shared
         self._groups = groups
         self._leases = group_state.leases
+        self._waiting = group_state.waiting
         self._ttl = group_state.ttl
         self._counts = counts
         self._producers = producers
@@ -47,6 +48,7 @@ class InMemory:
             and (
                 not self._ttl.any_expires or all([group.ready is None or group.ready.knows_lowest for group in groups])
             )
+            and not self._waiting.crowded  # the entry may spill messages
             and all([self._is_in_memory(command) for command in entry.commands])
             and not self._leases_what_it_appends(entry)
         )
@@ -88,7 +90,7 @@ class InMemory:
             return False
         if self._shared.is_ordered or self._shared.settings["ttl_ms"] is not None or group.order.blocked:
             return False
-        waiting, reader = group.next_waiting(), group.reader
-        if waiting is not None and waiting.due_ms <= command.horizon_ms:
+        retry_ms, reader = group.next_retry_ms, group.reader
+        if retry_ms is not None and retry_ms <= command.horizon_ms:
             return False
         return reader.unsure_s is None and reader.has_at_hand(command.horizon_ms, ITEMS)

@@ -98,6 +98,7 @@ class TimerPartition(PartitionState):
         if self.outbox.restless:
             self._forwarding.settle(step)
         self._group_state.waiting.store_parted(step)
+        self._group_state.spilling.spill(step)
         self.note_applied(step, index)
         return results
 

@@ -10,6 +10,7 @@ from sandq.partition.ready import queue_entries
 from tests.support.examples import seeds
 from tests.support.partition.ranked_reset_sequence import RankedResetSequence
 from tests.support.partition.reset_sequence import ResetSequence
+from tests.support.partition.spilling import spilling_by
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,8 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("per_key", [None, 1, 2])
 @pytest.mark.parametrize("seed", seeds(6, 300))
 def test_after_a_reset_everything_comes_once_and_in_time(seed: int, per_key: int | None) -> None:
-    check_wrong_clock_and_reset(ResetSequence(seed, per_key=per_key, delete_on_ack=seed % 3 > 0))
+    with spilling_by(seed // 2):
+        check_wrong_clock_and_reset(ResetSequence(seed, per_key=per_key, delete_on_ack=seed % 3 > 0))
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
@@ -32,7 +34,8 @@ def test_after_a_reset_everything_comes_once_by_its_rank(seed: int, kind: str, m
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 2)
     monkeypatch.setattr(sweep, "SWEEP_ROWS", 3)
     monkeypatch.setattr(queue_entries, "HEAD_ENTRIES", 2)
-    check_wrong_clock_and_reset(RankedResetSequence(seed, kind))
+    with spilling_by(seed):
+        check_wrong_clock_and_reset(RankedResetSequence(seed, kind))
 
 
 def check_wrong_clock_and_reset(walk: ResetSequence) -> None:

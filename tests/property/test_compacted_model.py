@@ -30,6 +30,7 @@ from sandq.partition.reader import reader
 from tests.support.examples import examples
 from tests.support.partition.bench import T
 from tests.support.partition.key_bench import KeyBench, writes_of
+from tests.support.partition.spilling import spilling_by
 
 KEYS = "abcd"
 GROUPS = ("g", "h")
@@ -51,9 +52,12 @@ writes = st.lists(
 class Walk(RuleBasedStateMachine):
     topic: dict[str, Any]
 
-    @initialize(restarts=st.sampled_from([1, 2, 5, 1 << 30]), look_ahead=st.sampled_from([2, 2048]))
-    def begin(self, restarts: int, look_ahead: int) -> None:
+    @initialize(
+        restarts=st.sampled_from([1, 2, 5, 1 << 30]), look_ahead=st.sampled_from([2, 2048]), spills=st.integers(0, 2)
+    )
+    def begin(self, restarts: int, look_ahead: int, spills: int) -> None:
         self.patches = ExitStack()
+        self.patches.enter_context(spilling_by(spills))
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
         self.patches.enter_context(patch.object(reader, "LOOK_AHEAD_ENTRIES", look_ahead))

@@ -22,6 +22,7 @@ from sandq.partition.reader import reader
 from sandq.partition.ready import queue_entries, ready_queues
 from tests.support.examples import examples
 from tests.support.partition.ranked_sequence import DEEDS, RankedSequence
+from tests.support.partition.spilling import spilling_all
 
 SMALL = (
     (trim, "TRIM_ROWS", 3),
@@ -67,9 +68,11 @@ def test_ranked_partition_matches_the_model(topic: str) -> None:
     kind, options = TOPICS[topic]
 
     @settings(max_examples=examples(32), deadline=None)
-    @given(steps=STEPS, evicts=st.one_of(st.none(), st.integers(0, 9)), looked_up=st.booleans())
-    def run(steps: list[tuple[str, int]], evicts: int | None, looked_up: bool) -> None:
+    @given(steps=STEPS, evicts=st.one_of(st.none(), st.integers(0, 9)), looked_up=st.booleans(), spills=st.booleans())
+    def run(steps: list[tuple[str, int]], evicts: int | None, looked_up: bool, spills: bool) -> None:
         with ExitStack() as patches:
+            if spills:
+                patches.enter_context(spilling_all())
             if looked_up:
                 patches.enter_context(patch.object(sweep, "FEW_QUEUES", 0))
             if options.get("cut_short"):

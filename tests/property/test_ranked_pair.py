@@ -15,12 +15,13 @@ from tests.support.partition.ranked_pair import (
     run_plain,
     run_with_few_gaps,
     run_with_few_queues,
+    run_with_spills,
     run_with_wrong_clock,
 )
 from tests.support.simulation.seeds import run_each
 
 SEEDS, MORE_SEEDS = (1, 3, 4), 40
-WALKS = [run_plain, run_with_wrong_clock, run_with_few_gaps, run_with_few_queues]
+WALKS = [run_plain, run_with_wrong_clock, run_with_few_gaps, run_with_few_queues, run_with_spills]
 
 
 @pytest.mark.parametrize("walk", WALKS)

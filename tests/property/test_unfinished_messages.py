@@ -9,6 +9,7 @@ import pytest
 from sandq.partition import clock_reset
 from sandq.partition.log import sweep, trim
 from tests.support.examples import seeds
+from tests.support.partition.spilling import spilling_by
 from tests.support.partition.unfinished_sequence import UnfinishedSequence
 
 STEPS = 120
@@ -37,6 +38,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", seeds(8, 400))
 def test_every_unfinished_message_exists(seed: int, topic: str) -> None:
     walk = UnfinishedSequence(seed, **TOPICS[topic])
-    for _ in range(STEPS):
-        walk.step()
-    walk.drain()
+    with spilling_by(seed):
+        for _ in range(STEPS):
+            walk.step()
+        walk.drain()

@@ -167,6 +167,8 @@ def test_fixed_limits_of_formats_are_those_of_the_code() -> None:
         "leases_per_consumer": f"{FIXED.leases_per_consumer:,} leases",
         "handlers": f"{FIXED.handlers:,} messages",
         "lease_reclaims": f"{FIXED.lease_reclaims} times",
+        "waiting_window": f"{FIXED.waiting_window:,} ranges",
+        "spilled_messages": f"{FIXED.spilled_messages:,} messages",
         "max_gaps": f"{FIXED.max_gaps:,} ranges",
         "ready_queues": f"{FIXED.ready_queues:,} tenants and priorities",
         "ready_queue_bytes": f"{size(FIXED.ready_queue_bytes)} that these take",

@@ -22,6 +22,8 @@ Keys are relative to the store and begin with one tag byte. Integers are big-end
     "B" topic u32, partition u16       end of the batch that is being sent to that partition
     "K" digest 16, unique key          like "u", for a message with a key (since feature level 18): digest of the key
     "L" group name                     limits of a group: this partition's allowance
+    "N" group u32                      number of spilled messages of a group
+    "N" group u32, offset 16           time of a spilled message, which is in the key of its row "W"
     "t" offset 16                      tombstone: the message at this offset was cancelled or moved
     "u" unique key                     message that has this unique key
     "X"                                state of the partition in a backup, while the backup is being restored
@@ -29,6 +31,7 @@ Keys are relative to the store and begin with one tag byte. Integers are big-end
     "U" tenant, 0, unique key          like "u", in a fair topic (since feature level 10)
     "y" offset 16                      later changes of a message of a batch row: its priority, its fields
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
+    "W" group u32, time u48, offset 16 spilled message: its due time, then the fields of "w" without messages
     "F" fire_ms u48, name              schedule that fires at that time
     "O" group name, 0, partition u16   limits of a group: another partition's share. Only in partition 0
     "P" group u32, tenant              pace of a tenant
@@ -71,6 +74,7 @@ from sandq.partition.base.view import Row, View
 LOG, PAYLOAD, TOMBSTONE, MOVED, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"n", b"e"
 UNIQUE, SCOPED_UNIQUE, KEYED_UNIQUE = b"u", b"U", b"K"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
+SPILLED, SPILLED_AT = b"N", b"W"
 QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
 SCHEDULE, FIRE = b"S", b"F"

@@ -20,6 +20,7 @@ from sandq.partition.base.stale_heaps import LeastOfRising, is_overgrown
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.key_order import KeyOrder
+from sandq.partition.groups.spilled import SpilledMessages
 from sandq.partition.limits.allowance import Allowance
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.reader.reader import LogReader, single_row_entry
@@ -62,6 +63,8 @@ class Group:
         """Heap of (expires_ms, seq). Outdated items are skipped at the top: their entry is gone, or has another
         `expires_ms`."""
         self.order = KeyOrder(self.note_change)
+        self.spilled = SpilledMessages(group_id)
+        """Waiting messages that are not in memory."""
         self.ready: ReadyQueues | None = None
         """Promoted messages, in a topic that ranks messages. Otherwise None."""
         self.gaps = Gaps(group_id)
@@ -151,16 +154,20 @@ class Group:
     @property
     def unfinished(self) -> int:
         """Number of messages that the group has received and has yet to finish: leased, waiting or blocked."""
-        return self.metrics.leased + self.metrics.waiting + len(self.order.blocked)
+        return self.metrics.leased + self.waiting_messages + len(self.order.blocked)
 
     @property
-    def latest_due_ms(self) -> int:
+    def waiting_messages(self) -> int:
+        """Number of messages that wait for their next attempt, including messages that are due."""
+        return self.metrics.waiting + self.spilled.messages
+
+    def latest_due_ms(self, view: View) -> int:
         """Time in ms at which the last unfinished message is due again, or its lease ends. 0 if there are no such
         messages."""
         times = [entry.due_ms for entry in self.waiting.values()]
         times += [lease.deadline_ms for lease in self.leases.values() if lease.live]
         times += [offsets.deliver_ms(offset) for offset in self.order.blocked]
-        return max(times, default=0)
+        return max([*times, self.spilled.latest_due_ms(view)])
 
     @property
     def has_capacity(self) -> bool:
@@ -269,6 +276,46 @@ class Group:
             self.popped_ms = max(self.popped_ms, entry.due_ms)
         return due
 
+    @property
+    def next_retry_ms(self) -> int | None:
+        """Time at which the next waiting message is due, in ms. None if none waits, or if there is no space in memory
+        for it."""
+        waiting, spilled_ms = self.next_waiting(), self.next_recall_ms
+        times = [waiting.due_ms if waiting is not None else None, spilled_ms]
+        return min([at for at in times if at is not None], default=None)
+
+    @property
+    def next_recall_ms(self) -> int | None:
+        """Time of the next spilled message, in ms. None if there is none, or if it may not be recalled: the window is
+        full, or the group leases nothing."""
+        return None if self.window_capacity <= 0 or self.halts else self.spilled.next_ms
+
+    @property
+    def window_capacity(self) -> int:
+        """Number of spilled messages that may be recalled now."""
+        return FIXED.waiting_window - self.waiting_ranges
+
+    @property
+    def spill_from(self) -> int:
+        """Number of waiting ranges in memory from which messages are spilled."""
+        return FIXED.waiting_window
+
+    @property
+    def spill_to(self) -> int:
+        """Number of waiting ranges in memory at which spilling ends."""
+        return FIXED.waiting_window // 2
+
+    @property
+    def spilled_capacity(self) -> int:
+        """Number of messages that may be spilled in addition."""
+        return FIXED.spilled_messages - self.spilled.messages
+
+    def farthest_waiting(self, now_ms: int) -> list[Waiting]:
+        """Return the waiting entries that are due after `now_ms`, the latest first."""
+        # Not from `_queue`: a replica that restarted since then has not popped the same entries from it.
+        found = [entry for entry in self.waiting.values() if entry.due_ms > now_ms]
+        return sorted(found, key=lambda entry: (entry.due_ms, entry.seq), reverse=True)
+
     def forget_popped(self) -> None:
         """Make `pop_due` return all entries once more."""
         self._queue = [(one.due_ms, one.seq) for one in self.waiting.values()]
@@ -298,6 +345,9 @@ class Group:
         if self.waiting_ranges > self.most_waiting:
             most = self.most_waiting
             return f"{self.waiting_ranges} ranges wait for another attempt (limit {most}): nothing new is leased"
+        if self.spilled_capacity <= 0:
+            most = FIXED.spilled_messages
+            return f"{self.waiting_messages} messages wait for another attempt (limit {most}): nothing new is leased"
         return None
 
     def stall_reason(self) -> str | None:
@@ -316,7 +366,7 @@ class Group:
 
     def is_pending(self, offset: bytes, view: View) -> bool:
         """Return whether the group has yet to make the first attempt of this message."""
-        return not self.has_passed(offset) or offset in self.order.blocked or self.is_promoted(offset, view)
+        return not self.has_passed(offset, view) or offset in self.order.blocked or self.is_promoted(offset, view)
 
     def is_promoted(self, offset: bytes, view: View) -> bool:
         """Return whether a message is in a ready queue."""
@@ -325,7 +375,7 @@ class Group:
 
     def queue_of(self, offset: bytes, view: View) -> bytes | None:
         """Return the key of the ready queue that may contain a message of the log. None if no queue contains it."""
-        if self.ready is None or not self.ready.messages or self.holder_of(offset) is not None:
+        if self.ready is None or not self.ready.messages or self.holder_of(offset, view) is not None:
             return None
         return queue_keys.of_message(self.ready.rank, view, offset)
 
@@ -345,20 +395,31 @@ class Group:
         letter in its place: a cancelled message, or a moved one for the second time."""
         return self.seeking and self.is_dead(offset, view)
 
-    def has_passed(self, offset: bytes) -> bool:
-        """Return whether the cursor is above this message, or was above it before a clock reset."""
-        return offset <= self.cursor or offset in self.gaps
+    def has_passed(self, offset: bytes, view: View) -> bool:
+        """Return whether the cursor is above this message, or was above it before a clock reset or a seek."""
+        return offset <= self.cursor or offset in self.gaps or self.holder_of(offset, view) is not None
 
-    def holder_of(self, offset: bytes) -> Holder | None:
+    def holder_of(self, offset: bytes, view: View) -> Holder | None:
         """Return the live lease that holds this message, or its waiting entry. None if it is neither leased nor
-        waiting."""
+        waiting. The entry of a spilled message is in no table: `Spilling.holder_of` returns one that may be changed."""
+        return self.held_in_memory(offset) or self.spilled.find(offset, view)
+
+    def held_in_memory(self, offset: bytes) -> Holder | None:
+        """As `holder_of`, but without spilled messages."""
         return self._holders.find(offset)
+
+    def is_being_sought(self, offset: bytes, view: View) -> bool:
+        """Return whether a seek in progress may have yet to decide about a spilled message.
+
+        Its producer may not change the message meanwhile: the seek may drop it here because the log delivers it again,
+        and would miss it if it were in memory."""
+        return self.seeking and self.spilled.holds(offset, view)
 
     @property
     def oldest_held(self) -> bytes | None:
         """Offset of the lowest message that is leased or waits."""
-        first: bytes | None = self._firsts.first()
-        return first
+        firsts = self._firsts.first(), self.spilled.first
+        return min((first for first in firsts if first is not None), default=None)
 
     @property
     def pinned_since_ms(self) -> int | None:

@@ -9,6 +9,7 @@ from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.lease_table import LeaseTable
 from sandq.partition.groups.message_ttl import MessageTtl
+from sandq.partition.groups.spilling import Spilling
 from sandq.partition.groups.summaries import GroupSummaries
 from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.groups.waiting_table import WaitingTable
@@ -38,6 +39,7 @@ class GroupState:
         self.leases = LeaseTable(shared, self.groups)
         self.waiting = WaitingTable(shared, self.groups, self.ttl)
         self.kept = KeptMessages(shared, self.groups, log_state, expiring_rows, unique)
+        self.spilling = Spilling(shared, groups, self.waiting, self.kept, self.ttl, reader)
         self.dead = DeadLetters(shared, self.groups, self.waiting, self.kept, reader, outbox)
         self._shared = shared
 

@@ -53,6 +53,7 @@ class GroupTable:
         for key, value in rows.all_rows(view, rows.GROUP):
             group = Group.load(key, value, self._look_aheads)
             group.gaps.load(view)
+            group.spilled.load(view)
             self._add(group)
             if group.ready is not None:
                 group.ready.load(view)

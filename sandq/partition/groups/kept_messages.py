@@ -11,6 +11,7 @@ from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.unique_keys import UniqueKeys
+from sandq.partition.reader.pieces import Message
 from sandq.partition.reader.reader import row_holding
 from sandq.partition.shared_state import LogState, SharedState
 
@@ -47,6 +48,13 @@ class KeptMessages:
         """Return the row of a message in any group that keeps it. None if no group does."""
         found = (view.get(rows.of_group(rows.KEPT, group_id, offset)) for group_id in self._groups.by_id)
         return next((row for row in found if row is not None), None)
+
+    def put(self, step: Step, group: Group, message: Message) -> int:
+        """Copy a message of the log into a row of the group. Return the bytes of the row."""
+        wanted_ms, is_delay = message.wanted if message.wanted is not None else (None, None)
+        row = rows.kept_row(message.id, message.created_ms, message.fields, wanted_ms=wanted_ms, is_delay=is_delay)
+        step.view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
+        return len(row)
 
     def take(self, step: Step, group: Group, offset: bytes) -> None:
         """Delete a message's row. The caller updates all other data about the message."""

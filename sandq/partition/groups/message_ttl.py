@@ -61,6 +61,8 @@ class MessageTtl:
         if group.ready is not None and (lowest := group.ready.lowest_entry(view)) is not None:
             head = lowest
         times = [waiting.expires_ms] if waiting is not None and waiting.expires_ms is not None else []
+        if self.any_expires and (spilled_ms := group.next_recall_ms) is not None:
+            times.append(spilled_ms)
         if head is not None and (expires_ms := self.entry_expires_ms(head)) is not None:
             times.append(expires_ms)
         return min(times, default=None)

@@ -11,7 +11,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.renewal import Change, renew
 from sandq.partition.reader.pieces import MessageReader
-from sandq.partition.records.claim import ACKED, DEAD, LEASED, REFUSALS, Claim
+from sandq.partition.records.claim import ACKED, DEAD, LEASED, REFUSALS, WAITING, Claim
 from sandq.partition.records.leases import Made, Waiting
 from sandq.partition.shared_state import SharedState
 
@@ -23,6 +23,7 @@ class Ownership:
         self._shared = shared
         self._groups = group_state.groups
         self._waiting = group_state.waiting
+        self._spilling = group_state.spilling
         self._kept = group_state.kept
 
     def claim(self, offset: bytes, view: View) -> Claim:
@@ -30,10 +31,12 @@ class Ownership:
         pending, waiting = not self._groups.by_id, False
         found: set[str] = set()
         for group in self._groups.by_id.values():
+            if group.is_being_sought(offset, view):
+                return Claim(pending=False, waiting=False, refusal=WAITING)
             if group.is_pending(offset, view) and not group.is_reviving(offset, view):
                 pending = pending or self._groups.awaits(group, offset, view)
                 continue
-            holder = group.holder_of(offset)
+            holder = group.holder_of(offset, view)
             if isinstance(holder, Waiting):
                 waiting = True
             elif holder is not None:
@@ -61,7 +64,7 @@ class Ownership:
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
             elif group.unready(step, offset):
                 group.note_change()
-            elif group.has_passed(offset) and isinstance(entry := group.holder_of(offset), Waiting):
+            elif (entry := self._spilling.holder_of(step, group, offset)) is not None:
                 self._waiting.part(step, group, entry, offset, None)
                 group.order.finish(offset)
                 if entry.kept:
@@ -74,7 +77,7 @@ class Ownership:
     def rank(self, step: Step, offset: bytes, change: Change, reader: MessageReader) -> None:
         """Change the priority of a message in the groups in which it waits. Its time and its attempts stay the same."""
         for group in self._groups.by_id.values():
-            if isinstance(entry := group.holder_of(offset), Waiting):
+            if (entry := self._spilling.holder_of(step, group, offset)) is not None:
                 if change.queue(entry.queue) == entry.queue:
                     continue  # unchanged: repeating a command after a lost reply costs nothing
                 self._shared.note_copied(renew(step, group, [Range(offset, 1)], entry.kept, change, reader))
@@ -84,5 +87,5 @@ class Ownership:
         """Change the time of a message in the groups in which it waits. Its attempts stay counted. `made`: as in
         `Waiting`."""
         for group in self._groups.by_id.values():
-            if isinstance(entry := group.holder_of(offset), Waiting):
+            if (entry := self._spilling.holder_of(step, group, offset)) is not None:
                 self._waiting.part(step, group, entry, offset, due_ms, made)

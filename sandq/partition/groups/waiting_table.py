@@ -67,6 +67,9 @@ class WaitingTable:
         self._ttl = ttl
         self._parted: dict[int, tuple[Group, Waiting]] = {}
         """Waiting entries by seq. They lost messages in this log entry, so their rows are out of date."""
+        self.crowded: set[int] = set()
+        """Ids of groups that may have reached the number of ranges from which messages are spilled. `Spilling.spill`
+        checks them."""
 
     def load(self, view: View) -> None:
         """Load all waiting entries."""
@@ -74,7 +77,7 @@ class WaitingTable:
         for key, value in sorted(rows.all_rows(view, rows.WAITING), key=lambda row: row[0][11:]):
             group = self._groups.by_id.get(int.from_bytes(key[1:5], "big"))
             if group is not None:  # otherwise the group is being deleted
-                group.add_waiting(Waiting.load(key, value))
+                self._hold(group, Waiting.load(key, value))
 
     def add(self, step: Step, group: Group, entry: Waiting) -> None:
         """Store an entry, and set its sequence number and its first expiry time. If messages are ranked, split an entry
@@ -89,8 +92,14 @@ class WaitingTable:
             entry.expires_ms = self._expiries(group, entry, step.view).first_ms(entry)
         entry.seq = self._shared.next_seq
         self._shared.next_seq += 1
-        group.add_waiting(entry)
+        self._hold(group, entry)
         self.store(step, group, entry)
+
+    def _hold(self, group: Group, entry: Waiting) -> None:
+        """Add an entry to a group, in memory."""
+        group.add_waiting(entry)
+        if group.waiting_ranges >= group.spill_from:
+            self.crowded.add(group.group_id)
 
     def _by_queue(self, rank: str, group: Group, entry: Waiting, view: View) -> dict[bytes, list[Range]]:
         """Return the messages of an entry by their ready queues."""
@@ -159,7 +168,7 @@ class WaitingTable:
             if change is not None:
                 apart.kept, apart.queue = True, change.queue(entry.queue)
             apart.made = made
-            group.add_waiting(apart)
+            self._hold(group, apart)
             self.store(step, group, apart)
         if not entry.ranges:
             view.delete(_key(group, entry))

@@ -42,7 +42,7 @@ FINISHED_JOBS = 64
 KINDS = ("cancel", "move", *DEAD_JOBS)
 OWN_KINDS = ("seek", "drop")
 """Kinds of jobs that the partition itself begins."""
-_OF_GROUP = (rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED, rows.GAPS)
+_OF_GROUP = (rows.WAITING, rows.SPILLED, rows.SPILLED_AT, rows.DEAD, rows.KEPT, rows.BLOCKED, rows.GAPS)
 OWN_IDS = b"sandq\x00\x00\x00"
 """Beginning of the ids of the partition's own jobs."""
 
@@ -59,6 +59,7 @@ class Jobs:
         self._shared = shared
         self._groups = group_state.groups
         self._kept = group_state.kept
+        self._spilling = group_state.spilling
         self._dead = group_state.dead
         self._log = log
         self._ranking = ranking
@@ -320,12 +321,14 @@ class Jobs:
 
     def _seek(self, step: Step, job: Job) -> bool:
         """Make messages that died above the new cursor of a group ready again: from the log, or from their own rows if
-        the log no longer has them."""
+        the log no longer has them. Before that, decide about spilled messages."""
         view = step.view
         group = self._groups.by_id.get(job.arguments["group_id"])
         if group is None:
             return True
         if group.ready is not None and self._drop_ready(step, group):
+            return False
+        if self._seek_spilled(step, job, group):
             return False
         found = dead_letters.scan(
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
@@ -351,6 +354,23 @@ class Jobs:
         group.seeking = False
         group.note_change()
         return True
+
+    def _seek_spilled(self, step: Step, job: Job, group: Group) -> bool:
+        """Decide about a bounded part of the spilled messages of a group. Return whether there were any.
+
+        A message above the new position that the log does not deliver again is ready, with attempt 0. All others no
+        longer wait."""
+        above = job.arguments["above"]
+        found = group.spilled.after(job.arguments.get("spilled_to", offsets.FIRST), STEP_MESSAGES, step.view)
+        for offset in self._shared.in_slices(found):
+            if above < offset and (offset <= group.cursor or not self._kept.is_in_log(offset, step.view)):
+                self._spilling.begin_again(step, group, offset)
+            else:
+                group.spilled.remove(step, offset)
+                self._kept.drop(step, group, offset)
+        if found:
+            job.arguments["spilled_to"] = found[-1]
+        return bool(found)
 
     def _drop_ready(self, step: Step, group: Group) -> bool:
         """Delete rows of deleted ready queues. Return whether there were any."""

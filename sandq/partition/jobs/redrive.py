@@ -164,7 +164,7 @@ class Redrive:
 
     def _not_dead(self, group: Group, message_id: bytes, now_ms: int, view: View) -> Outcome:
         """Return the outcome for a message that is not dead in the group."""
-        holder = group.holder_of(self._offset_of(message_id, view))
+        holder = group.holder_of(self._offset_of(message_id, view), view)
         if holder is None:
             return Outcome(NOT_FOUND)
         if isinstance(holder, Waiting):

@@ -33,6 +33,7 @@ class LeaseGrants:
         self._groups = group_state.groups
         self._leases = group_state.leases
         self._waiting = group_state.waiting
+        self._spilling = group_state.spilling
         self._ttl = group_state.ttl
         self._kept = group_state.kept
         self._dead = group_state.dead
@@ -65,6 +66,7 @@ class LeaseGrants:
         """Grant leases in a topic that does not rank messages, `capacity` messages at most."""
         view, now_ms = step.view, step.now_ms
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
+        self._spilling.recall_due(step, group, horizon_ms)
         granted: list[Lease] = []
         left_bytes, is_empty = LEASE_BYTES, False
         for grant in command.grants:

@@ -40,6 +40,7 @@ class RankedGrants:
         self._shared = shared
         self._leases = group_state.leases
         self._waiting = group_state.waiting
+        self._spilling = group_state.spilling
         self._ttl = group_state.ttl
         self._kept = group_state.kept
         self._dead = group_state.dead
@@ -59,6 +60,7 @@ class RankedGrants:
                 # does not know that they were due, so forget them: all replicas must get the same result.
                 group.forget_popped()
                 ready.forget_returned()
+            self._spilling.recall_due(step, group, until_ms)
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "if messages are ranked, each waiting entry has a queue"
                 ready.give_back(entry.queue, entry)

@@ -61,6 +61,7 @@ class LeaseSettlement:
         self._groups = group_state.groups
         self._leases = group_state.leases
         self._waiting = group_state.waiting
+        self._spilling = group_state.spilling
         self._ttl = group_state.ttl
         self._kept = group_state.kept
         self._dead = group_state.dead
@@ -253,6 +254,9 @@ class LeaseSettlement:
                 at_ms = self._ttl.next_expiry_ms(group, view)
                 if at_ms is None or at_ms > now_ms:
                     break
+                if self._spilling.recall_due(step, group, now_ms):
+                    passed += 1
+                    continue
                 buried = self._bury_first_expired(step, group)
                 expired += buried
                 passed += not buried  # the head of the log was a gap

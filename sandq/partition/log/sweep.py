@@ -134,7 +134,7 @@ class Sweeper:
         queues: list[bytes] | None = None
         for group, waits in zip(groups, promoted, strict=True):
             for offset in live:
-                holder = group.holder_of(offset)
+                holder = group.holder_of(offset, view)
                 if holder is not None:
                     if not holder.kept:
                         return False

@@ -287,15 +287,10 @@ class Trimmer:
 
     def _copy(self, step: Step, group: Group, ranges: list[Range]) -> tuple[int, int]:
         """Put messages of the log into rows of a group. Return their number and their bytes."""
-        view = step.view
-        count = size = 0
-        for message in self._log.reader.messages(view, ranges, timed=True):
-            wanted_ms, is_delay = message.wanted if message.wanted is not None else (None, None)
-            row = rows.kept_row(message.id, message.created_ms, message.fields, wanted_ms=wanted_ms, is_delay=is_delay)
-            view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
-            count += 1
-            size += len(row)
-        return count, size
+        copied = [
+            self._kept.put(step, group, message) for message in self._log.reader.messages(step.view, ranges, timed=True)
+        ]
+        return len(copied), sum(copied)
 
 
 def _key(row: Row) -> bytes:

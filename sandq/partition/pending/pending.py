@@ -252,11 +252,11 @@ class Pending:
 
     def state_in(self, group: Group, offset: bytes, now_ms: int, view: View) -> str:
         """Return the state of a message in one group."""
-        if not group.has_passed(offset):
+        if not group.has_passed(offset, view):
             return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
         if offset in group.order.blocked or group.is_promoted(offset, view):
             return READY
-        holder = group.holder_of(offset)
+        holder = group.holder_of(offset, view)
         if isinstance(holder, Waiting):
             return WAITING if holder.due_ms > now_ms else READY
         if holder is not None:

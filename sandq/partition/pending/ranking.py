@@ -126,7 +126,7 @@ class Ranking:
         late: set[bytes] = set()
         waiting: list[tuple[Group, list[_Single]]] = []
         for group in self._groups.by_id.values():
-            passed = [one for one in singles if group.has_passed(one.offset)]
+            passed = [one for one in singles if group.has_passed(one.offset, view)]
             if passed:
                 # If a passed message is no longer in a ready queue, the group has made an attempt: it is too late.
                 held = self._held(group, passed, view)

@@ -112,7 +112,7 @@ class PartitionQueries:
             "error": None,
             "history": [],
         }
-        holder = group.holder_of(offset)
+        holder = group.holder_of(offset, self._view)
         lease = holder if isinstance(holder, Lease) else None
         waiting = holder if isinstance(holder, Waiting) else None
         if lease is not None:
@@ -153,7 +153,7 @@ class PartitionQueries:
         """Return, as a sentence for people, why a message is in its state. `status`: its state in the group; `shown`:
         the message as a map."""
         state, offset = status["state"], shown["offset"]
-        waiting = group.holder_of(offset)
+        waiting = group.holder_of(offset, self._view)
         match state:
             case "delayed":
                 return "its time has not come"
@@ -266,6 +266,8 @@ class PartitionQueries:
         window."""
         held: dict[bytes, int | None] = {}
         for group in self._machine.groups.by_id.values():
+            if state == WAITING:
+                held.update(dict.fromkeys(self._spilled(group, from_ms, until_ms, after, is_newest), group.group_id))
             found = [(lease.kept, lease.select(lease.live)) for lease in group.leases.values()]
             if state == WAITING:
                 found = [(entry.kept, list(entry.ranges)) for entry in group.waiting.values()]
@@ -281,6 +283,16 @@ class PartitionQueries:
             chosen = sorted([offset for offset in held if offset > after])
         page = chosen[:LOOKED_AT]
         return [(Range(offset, 1), held[offset]) for offset in page], page[-1] if len(chosen) > len(page) else None
+
+    def _spilled(self, group: Group, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool) -> list[bytes]:
+        """Return the next spilled messages of a group, one more than a page has. Arguments: as in `_held`."""
+        start = cursor_before(offsets.pack(min(from_ms, offsets.U48_MAX), 0, 0, 0))
+        stop = offsets.LAST if until_ms > offsets.U48_MAX else offsets.pack(max(until_ms, 0), 0, 0, 0)
+        if is_newest:
+            found = group.spilled.before(min(stop, after or stop), LOOKED_AT + 1, self._view)
+            return [offset for offset in found if offset > start]
+        found = group.spilled.after(max(start, after or start), LOOKED_AT + 1, self._view)
+        return [offset for offset in found if offset < stop]
 
     def _load(self, ranges: list[_OwnedRange], from_ms: int, until_ms: int, is_newest: bool) -> Iterator[Message]:
         """Yield messages one by one, so that no message is read after the page is full."""
@@ -389,7 +401,7 @@ class PartitionQueries:
             second, taken = max((second, taken), (offsets.deliver_ms(group.cursor) // 1000, 0))
             ready = self._count_between(second, now_s + 1) - taken + len(group.order.blocked)
             ready += group.ready.messages if group.ready is not None else 0
-            waiting = 0
+            waiting = group.spilled.messages
             for entry in group.waiting.values():
                 count = entry.ranges.messages
                 if entry.due_ms > self._machine.now_ms:

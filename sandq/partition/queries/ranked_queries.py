@@ -61,7 +61,7 @@ class ReadyPosition(NamedTuple):
 
 def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset: bytes, view: View) -> str | None:
     """Return why a message that is ready in a group waits. None if it is the next message of its tenant."""
-    holder = group.holder_of(offset)
+    holder = group.holder_of(offset, view)
     key = holder.queue if isinstance(holder, Waiting) else queue_keys.of_message(ready.rank, view, offset)
     if key is None:
         return None

@@ -23,13 +23,14 @@ class Claim(NamedTuple):
     refusal: str | None
     """State because of which its producer cannot change it, one of `REFUSALS`. None if the producer can change it.
 
-    A group that passed over the message counts as having acked it.
+    A group that passed over the message counts as having acked it. `WAITING`: a seek in progress has yet to decide
+    whether the message still waits.
     """
 
     @property
     def is_settled(self) -> bool:
         """Return whether every group is done with the message."""
-        return not (self.pending or self.waiting) and self.refusal != LEASED
+        return not (self.pending or self.waiting) and self.refusal not in (LEASED, WAITING)
 
 
 CANCELLED: Final = "cancelled"

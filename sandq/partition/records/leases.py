@@ -483,18 +483,26 @@ class Waiting:
 
     def row(self) -> bytes:
         """Return the row of the entry. `due_ms` and `seq` are in its key."""
+        return rows.pack(*self.fields())
+
+    def fields(self) -> list[Any]:
+        """Return the fields of the row of the entry."""
         ranges = self.ranges.packed()
-        fields = self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history
+        fields = [self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history]
         later: list[Any] = [self.made, self.queue, self.snoozes, self.crashes]
         while later and later[-1] in (None, 0):
             later.pop()
-        return rows.pack(*fields, *later)
+        return fields + later
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Waiting:
         """Return the entry in a row."""
-        attempt, error, packed, since_ms, kept, expires_ms, history, *more = rows.unpack(row)
-        due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
+        return cls.of_fields(int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big"), rows.unpack(row))
+
+    @classmethod
+    def of_fields(cls, due_ms: int, seq: int, fields: list[Any]) -> Waiting:
+        """Return the entry with this due time, this number and the fields of a row."""
+        attempt, error, packed, since_ms, kept, expires_ms, history, *more = fields
         ranges = PackedRanges(rows.unpack_ranges(packed))
         entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
         made, entry.queue, entry.snoozes, entry.crashes = rows.with_defaults(more, None, None, 0, 0)

@@ -17,6 +17,7 @@ from sandq.model.errors import Conflict
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.view import Row, View
+from sandq.partition.groups import spilled
 from sandq.partition.groups.group import Group
 from sandq.partition.outbox import Letter
 from sandq.partition.partition_state import PartitionState
@@ -31,6 +32,8 @@ KEPT_BY_KEY: Final = "history_ms"
 GROUP_TAGS: Final = (
     rows.GROUP,
     rows.WAITING,
+    rows.SPILLED,
+    rows.SPILLED_AT,
     rows.DEAD,
     rows.KEPT,
     rows.BLOCKED,
@@ -106,6 +109,7 @@ def _check_held(restored: PartitionState, view: View, yield_now: Callable[[], No
     """Check that leased, waiting and blocked messages are in the log, or in rows of their group."""
     for group in restored.groups.by_id.values():
         _check_waiting(restored, group, view)
+        _check_spilled(restored, group, view, yield_now)
         leased = [(lease.select(lease.live), lease.kept) for lease in group.leases.values()]
         waiting = [(entry.ranges, entry.kept) for entry in group.waiting.values()]
         order = group.order
@@ -139,6 +143,28 @@ def _check_waiting(restored: PartitionState, group: Group, view: View) -> None:
         raise Conflict(f"group {group.name!r} has number {highest}, and the next one is {restored.shared.next_seq}")
     if restored.shared.rank is not None and any([entry.queue is None for entry in group.waiting.values()]):
         raise Conflict(f"a waiting entry of group {group.name!r} has no ready queue")
+
+
+def _check_spilled(restored: PartitionState, group: Group, view: View, yield_now: Callable[[], None]) -> None:
+    """Check that each spilled message has both of its rows and a kept row, that nothing else holds it, and that their
+    number is right."""
+    count = 0
+    for key, row in _of_group(view, rows.SPILLED_AT, group.group_id, yield_now):
+        count += 1
+        offset = key[-offsets.OFFSET_BYTES :]
+        entry = spilled.load_state(row, [Range(offset, 1)])
+        at_ms = int.from_bytes(key[5 : -offsets.OFFSET_BYTES], "big")
+        if view.get(rows.of_group(rows.SPILLED, group.group_id, offset)) != rows.pack(at_ms) or at_ms > entry.due_ms:
+            raise Conflict(f"{_shown(key)} is of a waiting message that cannot be found by its offset")
+        if not _has_rows(view, group.group_id, Range(offset, 1), True):
+            raise Conflict(f"{_shown(key)} is of a waiting message that has no row")
+        if group.held_in_memory(offset) is not None or offset in group.order.blocked:
+            raise Conflict(f"message {offsets.to_text(offset)} is held twice in group {group.name!r}")
+        if restored.shared.is_ordered or (restored.shared.rank is None) != (entry.queue is None):
+            raise Conflict(f"{_shown(key)} does not fit the order of messages in the topic")
+    found = sum([1 for _ in _of_group(view, rows.SPILLED, group.group_id, yield_now)])
+    if count != group.spilled.messages or found != count + (count > 0):
+        raise Conflict(f"group {group.name!r} says {group.spilled.messages} spilled messages, and has {count}")
 
 
 def _ranges(held: Iterable[tuple[Iterable[Range], bool]]) -> Iterator[tuple[Range, bool]]:

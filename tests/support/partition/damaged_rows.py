@@ -26,6 +26,7 @@ from tests.support.partition.bench import Bench, T
 from tests.support.partition.key_bench import KeyBench
 from tests.support.partition.ranked_bench import RankedBench
 from tests.support.partition.restore_bench import begin, empty_like, end, open_up, put, rows_of
+from tests.support.partition.spilling import spilling_all
 
 KINDS = ("timer", "keys", "priority", "fair", "compacted")
 LATER_MS = 3_600_000
@@ -130,7 +131,8 @@ def _settle(bench: Bench) -> None:
         if at % 5 == 0:
             bench.ack(lease.token)
         elif at % 5 == 1:
-            bench.nack(lease.token, delay=5_000, error="later")
+            with spilling_all():
+                bench.nack(lease.token, delay=5_000, error="later")
         elif at % 5 == 2:
             bench.reject(lease.token, error="no")
         elif at % 5 == 3:

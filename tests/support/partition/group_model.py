@@ -77,6 +77,8 @@ class GroupModel(Model):
         self._revoke(group)
         again = []
         for message in self.by_offset(group.of("leased", "waiting", "blocked")):
+            if group.held[message].spilled:
+                continue  # the job decides
             if group.held[message].state == "blocked" and asked <= self.messages[message].offset <= self.trimmed:
                 continue  # the message stays blocked, after the messages that are delivered again
             held = group.held.pop(message)
@@ -84,8 +86,8 @@ class GroupModel(Model):
                 again.append((message, held.immortal, held.lives))
         group.start = max(asked, self.trimmed + b"\0")
         self._again(group, again)
-        if group.of("dead"):
-            group.seek_from = asked
+        if group.of("dead") or any(held.spilled for held in group.held.values()):
+            group.seek_from, group.sought = asked, b""
         return True
 
     def _again(self, group: Group, messages: list[tuple[str, bool, Lives]]) -> None:
@@ -133,6 +135,9 @@ class GroupModel(Model):
         horizon = min(horizon, self.now + AHEAD_MOST)
         taken: list[Taken] = []
         in_flight, most = len(group.of("leased")), self.most_in_flight.get(name, 1 << 30)
+        if in_flight < most:
+            spilled = [n for n, held in group.held.items() if held.spilled]
+            self.recall(group, [n for n in spilled if self.recalled_at(n, group.held[n]) <= horizon])
         for number, (_, asked) in enumerate(grants):
             limit = min(asked, most - in_flight - len(taken))
             if limit <= 0:
@@ -374,7 +379,7 @@ class GroupModel(Model):
                 held = group.held[name]
                 held.due = max(due, self.messages[name].at)
                 held.state, held.attempt, held.error, held.token = "waiting", attempt, error, 0
-                held.crashes = crashes
+                held.crashes, held.made = crashes, (self.index, due)
                 held.history = (*history, this)[-HISTORY:] if this else history
                 held.seq = batches.setdefault((history, held.due), 0) or self.next_seq()
                 batches[history, held.due] = held.seq
@@ -480,6 +485,9 @@ class GroupModel(Model):
         """Run one step of a seek: redeliver dead messages after `position`. Return the new position."""
         group = self.groups[name]
         assert group.seek_from is not None
+        if spilled := self._run_seek_spilled(group, group.seek_from):
+            group.sought = spilled[-1]
+            return position
         found = [o for o in sorted(self.dead_of(group)) if position < o >= group.seek_from][: self.step]
         if not found:
             group.seek_from = None
@@ -490,3 +498,17 @@ class GroupModel(Model):
         if copies:
             self._again(group, copies)
         return found[-1]
+
+    def _run_seek_spilled(self, group: Group, asked: bytes) -> list[bytes]:
+        """Decide about the next spilled messages of a group after a seek. Return their offsets."""
+        spilled = self.by_offset([name for name, held in group.held.items() if held.spilled])
+        found = [name for name in spilled if self.messages[name].offset > group.sought][: self.step]
+        for name in found:
+            message, held = self.messages[name], group.held[name]
+            if message.offset < asked or message.offset > self.trimmed:
+                del group.held[name]
+                continue
+            again = {"immortal": held.immortal, "lives": held.lives, "copied": True, "spilled": True}
+            due = max(self.now, message.at)
+            group.held[name] = Held("waiting", due=due, since=self.now, made=(self.index, due), **again)
+        return [self.messages[name].offset for name in found]

@@ -108,6 +108,8 @@ class Model:
 
         Whether some group has not leased it, whether it waits for a retry in some group, and the state because of which
         its producer cannot change it (None: the producer can)."""
+        if any(group.seek_from is not None and group.holds_spilled(name) for group in self.groups.values()):
+            return False, False, "waiting"
         tried = [group for group in self.groups.values() if not self.pending_in(group, name)]
         states = {group.held[name].state if name in group.held else "acked" for group in tried}
         is_pending = len(tried) < len(self.groups) or not self.groups
@@ -152,6 +154,37 @@ class Model:
                 found.append(name)
         return found
 
+    def recalled_at(self, name: str, held: Held) -> int:
+        """Return the time of a spilled message: its next attempt or its expiry, whichever is first."""
+        expires = self.expires(name, held)
+        return held.due if expires is None else min(held.due, expires)
+
+    def recall(self, group: Group, names: Iterable[str]) -> None:
+        """Bring spilled messages into memory: they are queued again, together with messages in the same state."""
+        last: Any = None
+        seq = 0
+        for name in sorted(names, key=lambda n: (self.recalled_at(n, group.held[n]), self.messages[n].offset)):
+            held = group.held[name]
+            state = (self.recalled_at(name, held), held.due, held.attempt, held.error, held.since, held.history)
+            state = (*state, held.made, held.snoozes, held.crashes)
+            if state != last:
+                last, seq = state, self.next_seq()
+            held.seq, held.spilled = seq, False
+
+    def seen_spilled(self, group: Group, found: set[bytes]) -> None:
+        """Check which messages wait in rows only. `found`: the offsets of these messages."""
+        recalled = []
+        for name, held in group.held.items():
+            is_spilled = self.messages[name].offset in found
+            if is_spilled and not held.spilled:
+                assert held.state == "waiting" and held.due > self.now and not self.ordered, f"{name} was spilled"
+                held.spilled = held.copied = True
+            elif held.spilled and not is_spilled:
+                assert self.recalled_at(name, held) <= self.now, f"{name} was recalled too early"
+                recalled.append(name)
+        self.recall(group, recalled)
+        assert found == {self.messages[name].offset for name, held in group.held.items() if held.spilled}
+
     def ahead_of(self, group: Group) -> list[Message]:
         """Return the messages of the log that the group has not read yet."""
         return [m for m in self.in_log() if m.offset >= group.start]
@@ -160,7 +193,9 @@ class Model:
         """Return the time at which a message can be leased next."""
         if group.paused or group.seek_from is not None:
             return None
-        times = [held.due for held in group.of("waiting").values()]
+        times = [
+            self.recalled_at(name, held) if held.spilled else held.due for name, held in group.of("waiting").items()
+        ]
         times += [self.messages[name].at for name in self.free(group)[:1]]
         times += [m.at for m in self.ahead_of(group)[:1]]
         return min(times, default=None)
@@ -245,7 +280,7 @@ class Model:
             if unique not in self.keys:
                 self.outcomes += stored
                 return None
-        is_settled = not (is_pending or waits or refusal == "leased")
+        is_settled = not (is_pending or waits or refusal in ("leased", "waiting"))
         if is_settled and (key.state == "held" or policy == c.REPLACE):
             self.outcomes += stored
             return None
@@ -313,6 +348,7 @@ class Model:
         for group in self.groups.values():
             held = group.held[message.name]
             held.due, held.seq = max(to, self.now, message.at), self.next_seq()
+            held.made, held.spilled = (self.index,), False
         return message.offset
 
     def refusals(self, name: str, *, moved: bool = False) -> list[list[Any]]:

@@ -27,6 +27,7 @@ from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
 from tests.support.partition.model_types import name_of
 from tests.support.partition.plain_groups import check_groups
+from tests.support.partition.spilling import spilled_of, spilling_all
 
 STEP = 2
 BATCH = 8
@@ -66,6 +67,7 @@ class Bed(RuleBasedStateMachine):
         restarts=st.sampled_from([1, 2, 5, 1 << 30]),
         budget=st.sampled_from([None, 1, 3]),
         evicts=st.booleans(),
+        spills=st.booleans(),
     )
     def begin(
         self,
@@ -74,6 +76,7 @@ class Bed(RuleBasedStateMachine):
         restarts: int,
         budget: int | None,
         evicts: bool,
+        spills: bool,
     ) -> None:
         self.budget = budget
         """Number of messages that an entry which settles leases may copy; None for no limit."""
@@ -81,6 +84,8 @@ class Bed(RuleBasedStateMachine):
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
         self.patches.enter_context(patch.object(reader, "LOOK_AHEAD_ENTRIES", look_ahead))
+        if spills:
+            self.patches.enter_context(spilling_all())
         self.bench, self.reloaded = Bench(**self.topic), Bench(**self.topic)
         self.model = GroupModel(self.bench.settings, STEP)
         self.restarts = restarts
@@ -165,6 +170,8 @@ class Bed(RuleBasedStateMachine):
         self._deaths()
         for group in model.groups.values():
             start, stop = rows.group_bounds(rows.KEPT, machine.groups.named(group.name).group_id)
+            spilled = spilled_of(self.bench, machine.groups.named(group.name).group_id)
+            model.seen_spilled(group, spilled.keys())
             model.seen_copied(group, {key[5:] for key, _ in self.bench.rows(rows.KEPT) if start <= key < stop})
         model.seen_keys(self._keys())
         model.watch_done()
@@ -197,6 +204,8 @@ class Bed(RuleBasedStateMachine):
         leased = [(o, lease.token) for lease in found.leases.values() for o in _each(lease.select(lease.live))]
         assert sorted(leased) == sorted((o, held.token) for o, held in at.items() if held.state == "leased")
         waiting = [(o, w.due_ms - T, w.attempt) for w in found.waiting.values() for o in _each(w.ranges)]
+        spilled = spilled_of(self.bench, found.group_id)
+        waiting += [(o, w.due_ms - T, w.attempt) for o, w in spilled.items()]
         wanted = [(o, held.due, held.attempt) for o, held in at.items() if held.state == "waiting"]
         assert sorted(waiting) == sorted(wanted)
         assert found.order.blocked.keys() == {o for o, held in at.items() if held.state == "blocked"}
@@ -234,6 +243,7 @@ class Bed(RuleBasedStateMachine):
         now_s, at_s = now_ms // 1000, offsets.deliver_ms(group.cursor) // 1000
         leased = [o for lease in group.leases.values() for o in _each(lease.select(lease.live))]
         waiting = [o for entry in group.waiting.values() if entry.due_ms > now_ms for o in _each(entry.ranges)]
+        waiting += spilled_of(self.bench, group.group_id)
         back = [o for entry in group.waiting.values() if entry.due_ms <= now_ms for o in _each(entry.ranges)]
         blocked = list(group.order.blocked)
         assert (state.leased, state.waiting, state.dead) == (len(leased), len(waiting), group.dead.total())

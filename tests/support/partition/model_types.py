@@ -88,6 +88,10 @@ class Held:
     dead_at: int = 0
     lives: Lives = ()
     """Lives before the last redrive."""
+    made: tuple[int, ...] = ()
+    """How the time at which it is due was chosen."""
+    spilled: bool = False
+    """Whether the message waits in rows only."""
 
     def with_this_life(self, now: int) -> Lives:
         """Return the lives of a dead message after a redrive at `now`."""
@@ -108,8 +112,15 @@ class Group:
     paused: bool = False
     seek_from: bytes | None = None
     """Start of the seek in progress: dead messages from this offset on are redelivered. None: no seek."""
+    sought: bytes = b""
+    """The seek has decided about the spilled messages up to this offset."""
     stale: dict[bytes, Entry] = field(default_factory=dict)
     """Entries of cancelled or moved messages, which stay in the list of dead messages until the seek passes them."""
+
+    def holds_spilled(self, name: str) -> bool:
+        """Return whether a message waits in rows only."""
+        held = self.held.get(name)
+        return held is not None and held.spilled
 
     def of(self, *states: str) -> dict[str, Held]:
         return {name: held for name, held in self.held.items() if held.state in states}

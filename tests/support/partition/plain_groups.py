@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandq.model import offsets
+from sandq.partition.base import rows
 from sandq.partition.group_status import StatusTable
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.summaries import GroupSummaries
@@ -16,11 +17,15 @@ def check_groups(bench: Bench) -> None:
     for group in groups.by_id.values():
         assert group.done_below() == _done_below(group)
         assert group.pinned_since_ms == min((holder.since_ms for holder in _logged(group)), default=None)
+        spilled = _check_spilled(bench, group)
         held = _held(group)
-        assert group.oldest_held == min(held, default=None)
-        assert {offset: group.holder_of(offset) for offset in held} == held
+        assert not held.keys() & spilled, "a spilled message is in memory, too"
+        assert group.oldest_held == min([*held, *spilled], default=None)
+        assert {offset: group.held_in_memory(offset) for offset in held} == held
         named = {o for lease in group.leases.values() for base, n in lease.ranges for o in offsets.run(base, n)}
-        assert all(group.holder_of(offset) is None for offset in named - held.keys()), "a settled message has a holder"
+        assert all(group.held_in_memory(offset) is None for offset in named - held.keys()), (
+            "a settled message has a holder"
+        )
         assert group.waiting_ranges == sum(len(list(entry.ranges)) for entry in group.waiting.values())
         for consumer in {lease.consumer for lease in group.leases.values()}:
             held_by = [token for token, lease in sorted(group.leases.items()) if lease.consumer == consumer]
@@ -47,6 +52,20 @@ def _check_sums(bench: Bench) -> None:
     assert list(told.groups) == list(again), "a changed group was not reported"
     assert told.dead == sum(group.dead.total() for group in groups.by_id.values())
     groups._changed[:] = changes
+
+
+def _check_spilled(bench: Bench, group: Group) -> set[bytes]:
+    """Check the rows of the spilled messages of a group, and return the offsets of these messages."""
+    by_time = rows.all_of_group(bench.view, rows.SPILLED_AT, group.group_id)
+    numbered = rows.all_of_group(bench.view, rows.SPILLED, group.group_id)
+    assert {key[11:]: key[5:11] for key, _ in by_time} == {
+        key[5:]: rows.unpack(row)[0].to_bytes(6, "big") for key, row in numbered[1:]
+    }
+    assert (group.spilled.messages, len(numbered)) == (len(by_time), len(by_time) + bool(by_time))
+    assert group.spilled.next_ms == min((int.from_bytes(key[5:11], "big") for key, _ in by_time), default=None)
+    spilled = {key[11:] for key, _ in by_time}
+    assert all(bench.view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None for offset in spilled)
+    return spilled
 
 
 def _logged(group: Group) -> list[Lease | Waiting]:

@@ -64,10 +64,10 @@ class RankedBench(Bench):
         ready = found.ready
         assert ready is not None
         key = queue_keys.of_message(ready.rank, self.view, offset)
-        if key is not None and found.holder_of(offset) is None and ready.holds(key, offset, self.view):
+        if key is not None and found.holder_of(offset, self.view) is None and ready.holds(key, offset, self.view):
             return "ready"
         in_log = self.machine.log.find(offset, self.view)
-        is_out = found.holder_of(offset) is None and (in_log is None or in_log.offset != offset)
+        is_out = found.holder_of(offset, self.view) is None and (in_log is None or in_log.offset != offset)
         if is_out and self.view.get(rows.TOMBSTONE + offset) is not None:
             return "gone"
         return super().state_of(offset, group)

@@ -33,6 +33,7 @@ from sandq.partition.ready import queue_entries, queue_keys, ready_queues
 from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.ranked_bench import RankedBench
+from tests.support.partition.spilling import spilling_by
 
 STEPS = 150
 GROUPS = ("g", "h")
@@ -124,6 +125,12 @@ def run_with_few_queues(seed: int) -> RankedPair:
     """Run with a low limit of ready queues, above which the group promotes no more messages."""
     few = replace(FIXED, ready_queue_bytes=6000) if seed % 4 == 1 else replace(FIXED, ready_queues=3)
     return _run(RankedPair(seed), (ready_queues, "FIXED", few))
+
+
+def run_with_spills(seed: int) -> RankedPair:
+    """Run with waiting messages that are in rows until they are due."""
+    with spilling_by(seed):
+        return _run(RankedPair(seed))
 
 
 def _run(pair: RankedPair, *limits: tuple[Any, str, Any]) -> RankedPair:

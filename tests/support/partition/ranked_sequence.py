@@ -244,7 +244,7 @@ class RankedSequence:
     def _state(self, group: Group, message: Message) -> str:
         """Return the state of a message in a group. After a seek back, an acked message may be pending again."""
         state, found = group.of(message.name).state, self.bench.machine.groups.named(group.name)
-        return PENDING if state == ACKED and not found.has_passed(message.offset) else state
+        return PENDING if state == ACKED and not found.has_passed(message.offset, self.bench.view) else state
 
     # -- leasing --------------------------------------------------------------------------------------------------
 
@@ -569,7 +569,7 @@ class RankedSequence:
             in_log = machine.log.find(message.offset, self.bench.view) is not None
             if held.state == ACKED and not in_log:
                 continue
-            holder = found.holder_of(message.offset)
+            holder = found.holder_of(message.offset, self.bench.view)
             was_dead = held.state == DEAD
             if holder is None:
                 assert in_log, f"{message.name} was {held.state} in {name}, and is lost"
@@ -718,7 +718,7 @@ class RankedSequence:
             if message.gone:
                 continue
             counts[held.state] += 1
-            holder = found.holder_of(message.offset)
+            holder = found.holder_of(message.offset, self.bench.view)
             in_log = machine.log.find(message.offset, view) is not None
             if held.state in (LEASED, WAITING):
                 assert holder is not None, f"{message.name} is {held.state} in {group.name}, but no holder has it"

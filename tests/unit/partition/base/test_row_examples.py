@@ -26,6 +26,7 @@ from sandq.partition.groups.dead_letters import Death, put_rows
 from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.groups.spilled import SpilledMessages
 from sandq.partition.groups.unique_keys import DELIVERED, HELD, Named, UniqueKeys
 from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
@@ -184,6 +185,17 @@ def test_waiting() -> None:
     loaded = Waiting.load(example("waiting-key"), example("waiting-row"))
     assert (loaded.due_ms, loaded.seq, loaded.since_ms) == (T + 1000, 5, T)
     assert (loaded.kept, loaded.expires_ms, loaded.history) == (False, None, HISTORY)
+
+
+def test_spilled() -> None:
+    spilled, step = SpilledMessages(1), step_at(T, view_of())
+    ranges = PackedRanges([Range(OFFSET, 1)])
+    waiting = Waiting(T + 1000, 5, 1, "boom", ranges, T, kept=True, history=HISTORY, made=Made(T, 1000))
+    spilled.put(step, waiting, [(OFFSET, None)])
+    assert step.view.get(example("spilled-key")) == example("spilled-row")
+    assert step.view.get(example("spilled-time-key")) == example("spilled-time-row")
+    loaded = spilled.find(OFFSET, step.view)
+    assert loaded is not None and loaded.row() == waiting.row()
 
 
 def test_rows_of_ranked_topics() -> None:
@@ -509,7 +521,7 @@ def test_page_lists_every_row_tag_and_command() -> None:
     """The page lists each tag and number of the code."""
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION, STATE_OF_BACKUP}
-    assert len(tags) == 39
+    assert len(tags) == 41
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in PAGE
     for number in c.CommandType:

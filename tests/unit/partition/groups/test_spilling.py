@@ -1,0 +1,260 @@
+"""Tests of waiting messages that are in rows only, because many messages of a group wait for their next attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.groups import group as group_module
+from sandq.partition.groups import spilling
+from sandq.partition.groups.group import Group
+from sandq.partition.queries.queries import PartitionQueries
+from tests.support.partition.bench import Bench, T, by_id
+from tests.support.partition.plain_groups import check_groups
+from tests.support.partition.ranked_bench import RankedBench
+
+
+@pytest.fixture(autouse=True)
+def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep four ranges of waiting messages in memory."""
+    monkeypatch.setattr(group_module, "FIXED", replace(FIXED, waiting_window=4, spilled_messages=20))
+    yield
+
+
+def group_of(bench: Bench, name: str = "g") -> Group:
+    return bench.machine.groups.named(name)
+
+
+def fail_all(bench: Bench, *, at: int = 0, delay: int = 60_000, count: int = 100) -> list[bytes]:
+    """Lease messages and nack each; the next attempt of message i is due i ms after `delay`. Return their offsets."""
+    found = [offset for lease in bench.lease(count, at=at) for one in lease.ranges for offset in offsets.run(*one)]
+    for number, offset in enumerate(found):
+        lease = group_of(bench).held_in_memory(offset)
+        assert lease is not None
+        bench.nack(lease.token, [[offset, 1]], at=at, delay=delay + number, error="down")  # type: ignore[union-attr]
+    check_groups(bench)
+    return found
+
+
+def failing(values: str = "abcdefghij", **settings: Any) -> tuple[Bench, list[bytes]]:
+    bench = Bench(max_attempts="none", **settings)
+    bench.open()
+    bench.append(*values)
+    return bench, fail_all(bench)
+
+
+def drained(bench: Bench, *, at: int) -> list[str]:
+    """Return the values of all messages that are due, in the order of delivery, and ack them."""
+    found: list[str] = []
+    while leases := bench.lease(at=at):
+        found += bench.values(leases)
+        for lease in leases:
+            bench.ack(lease.token, at=at)
+        check_groups(bench)
+    return found
+
+
+def test_farthest_retries_are_spilled_and_nearest_stay_in_memory() -> None:
+    bench, found = failing()
+    group = group_of(bench)
+    in_memory = [base for entry in group.waiting.values() for base, _ in entry.ranges]
+    assert sorted(in_memory) == found[: len(in_memory)] and len(in_memory) < 4
+    assert group.spilled.messages == 10 - len(in_memory)
+    status = bench.status().groups[0]
+    assert (status.waiting, status.unfinished, status.paused) == (10, 10, None)
+    assert status.next_ms == T + 60_000
+
+
+def test_spilled_retries_are_leased_at_their_times() -> None:
+    bench, _ = failing()
+    bench.restart()
+    assert drained(bench, at=59_999) == []
+    assert drained(bench, at=60_004) == list("abcde")
+    assert drained(bench, at=60_010) == list("fghij")
+    assert bench.rows(rows.SPILLED) == bench.rows(rows.SPILLED_AT) == bench.rows(rows.KEPT) == []
+
+
+def test_spilled_retry_keeps_its_attempts_and_history() -> None:
+    bench, found = failing()
+    bench.restart()
+    leases = [lease for _ in range(9) for lease in bench.lease(1, at=70_000)]
+    assert [lease.attempt for lease in leases] == [2] * 9
+    last = leases[-1]
+    assert last.ranges[0].base == found[8]
+    assert [(past.number, past.error) for past in last.past_of(found[8])] == [(1, "down")]
+
+
+def test_new_messages_are_leased_while_many_retries_wait() -> None:
+    bench, _ = failing()
+    bench.append("new")
+    assert drained(bench, at=10) == ["new"]
+
+
+def test_group_with_too_many_retries_gets_no_new_messages() -> None:
+    bench, _ = failing("abcdefghijklmnopqrstuvwxyz")
+    bench.append("new")
+    assert drained(bench, at=10) == []
+    reason = bench.status().groups[0].paused
+    assert reason is not None and "messages wait for another attempt (limit 20)" in reason
+    assert len(drained(bench, at=70_000)) == 27
+
+
+def test_log_is_trimmed_although_spilled_retries_wait() -> None:
+    bench, found = failing()
+    bench.trim(at=0)
+    in_log = {key[1:] for key, _ in bench.rows(rows.LOG)}
+    assert in_log, "the messages in memory keep the log"
+    drained(bench, at=60_002)
+    bench.trim(at=60_002)
+    assert bench.rows(rows.LOG) == [] and group_of(bench).spilled.messages > 0
+    bench.restart()
+    assert drained(bench, at=90_000) == list("defghij")
+    assert found
+
+
+def test_cancel_of_spilled_retry_succeeds() -> None:
+    bench, found = failing()
+    assert bench.cancel(found[8]).word == "cancelled"
+    check_groups(bench)
+    assert bench.cancel(found[8]).word == "cancelled"
+    assert drained(bench, at=70_000) == list("abcdefghj")
+
+
+def test_move_of_spilled_retry_changes_its_time() -> None:
+    bench, found = failing()
+    assert bench.move(found[9], 5_000).word == "moved"
+    assert bench.move(found[4], 90_000).word == "moved"
+    check_groups(bench)
+    bench.restart()
+    assert drained(bench, at=5_000) == ["j"]
+    assert drained(bench, at=80_000) == list("abcdfghi")
+    assert drained(bench, at=90_000) == ["e"]
+
+
+def test_update_of_spilled_retry_is_delivered() -> None:
+    bench, found = failing()
+    assert bench.update(found[7], "changed").word == "updated"
+    assert drained(bench, at=70_000) == [*"abcdefg", "changed", *"ij"]
+
+
+def test_status_of_spilled_retry_is_shown() -> None:
+    bench, found = failing()
+    queries = PartitionQueries(bench.machine, bench.view)
+    shown = queries.why(by_id(found[9]))
+    assert shown is not None
+    (state,) = shown["groups"]
+    assert (state["state"], state["attempt"], state["due_ms"], state["error"]) == ("waiting", 1, T + 60_009, "down")
+    (row,) = queries.group_rows()
+    assert (row["waiting"], row["unfinished"]) == (10, 10)
+
+
+def test_expired_spilled_retry_dies_at_its_time() -> None:
+    bench, found = failing(ttl="30s")
+    assert bench.status().next_expiry_ms == T + 30_000
+    for at in range(0, 30_000, 5_000):
+        assert bench.expire(at) == 0
+    died = 0
+    while bench.status().next_expiry_ms is not None:
+        died += bench.expire(30_000)
+        check_groups(bench)
+    assert died == 10 and len(bench.dead()) == 10
+    assert {message.offset for message in bench.dead()} == {*found}
+
+
+def test_seek_back_delivers_spilled_messages_once() -> None:
+    bench, _ = failing()
+    bench.seek("earliest", at=10)
+    check_groups(bench)
+    assert drained(bench, at=10) == list("abcdefghij")
+    assert drained(bench, at=90_000) == []
+
+
+def test_seek_back_delivers_spilled_messages_that_were_trimmed() -> None:
+    bench, _ = failing()
+    assert drained(bench, at=60_002) == list("abc")
+    bench.trim(at=60_002)
+    bench.restart()
+    bench.seek("earliest", at=60_002)
+    bench.restart()
+    assert sorted(drained(bench, at=60_002)) == list("defghij")
+    assert drained(bench, at=90_000) == []
+
+
+def test_seek_forward_drops_spilled_messages() -> None:
+    bench, _ = failing()
+    bench.seek("latest", at=10)
+    assert drained(bench, at=90_000) == []
+    assert bench.rows(rows.SPILLED) == bench.rows(rows.SPILLED_AT) == bench.rows(rows.KEPT) == []
+
+
+def test_change_of_spilled_message_is_too_late_until_the_seek_has_decided() -> None:
+    bench, found = failing()
+    bench.apply(10, c.Seek("g", "earliest"))
+    assert tuple(bench.cancel(found[9], at=10)) == ("too_late", "waiting")
+    assert tuple(bench.move(found[9], 50_000, at=10)) == ("too_late", "waiting")
+    bench.trim(at=10)
+    assert bench.cancel(found[9], at=10).word == "cancelled"
+    assert drained(bench, at=10) == list("abcdefghi")
+
+
+def test_deleted_group_leaves_no_spilled_rows() -> None:
+    bench, _ = failing()
+    bench.apply(10, c.DropGroup("g"))
+    bench.trim(at=10)
+    assert bench.rows(rows.SPILLED) == bench.rows(rows.SPILLED_AT) == bench.rows(rows.KEPT) == []
+
+
+def test_deleting_a_group_with_spilled_messages_needs_force() -> None:
+    bench, _ = failing("abcdef")
+    (answer,) = bench.apply(10, c.DropGroup("g", unless_unfinished=True))
+    assert "6" in str(answer)
+
+
+def test_topic_with_key_order_spills_nothing() -> None:
+    bench, _ = failing(ordering="key")
+    assert group_of(bench).spilled.messages == 0 and len(group_of(bench).waiting) == 10
+
+
+def test_large_messages_are_spilled_over_several_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spilling, "SPILLED_BYTES", 1)
+    bench, _ = failing()
+    before = group_of(bench).spilled.messages
+    assert 0 < before < 8, "each entry spills one message"
+    for _ in range(10):
+        bench.append("later", due=[10_000_000])
+    assert group_of(bench).waiting_ranges < 4
+
+
+def test_spilled_messages_with_one_state_are_recalled_together() -> None:
+    bench = Bench(max_attempts="none")
+    bench.open()
+    bench.append(*"abcdefgh")
+    for lease in [bench.one(limit=1) for _ in range(8)]:
+        bench.nack(lease.token, delay=1000)
+    assert group_of(bench).spilled.messages >= 4
+    bench.lease(1, at=1000)
+    together = [entry.ranges.messages for entry in group_of(bench).waiting.values() if len(entry.ranges) == 1]
+    assert max(together) > 1
+
+
+@pytest.mark.parametrize("kind", ["priority", "fair"])
+def test_spilled_messages_return_to_their_ready_queues(kind: str) -> None:
+    bench = RankedBench(kind, max_attempts="none")
+    bench.open()
+    for at, value in enumerate("abcdefgh"):
+        bench.put(value, priority=-at)
+    fail_all(bench)
+    assert group_of(bench).spilled.messages >= 4
+    bench.restart()
+    found: list[str] = []
+    while leases := bench.lease(1, at=70_000):
+        found += bench.values(leases)
+        bench.ack(leases[0].token, at=70_000)
+    assert sorted(found) == list("abcdefgh")
