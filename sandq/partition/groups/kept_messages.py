@@ -88,10 +88,14 @@ class KeptMessages:
             self._unique.release(step, rows.kept_extra(kept.id, kept.fields), offset)
 
     def expire_move(self, step: Step, offset: bytes, message_id: bytes) -> None:
-        """Make the row about a message's move expire, if neither the log nor a group has the message."""
+        """Make the row about a message's move expire, if neither the log nor a group has the message. `offset`: where
+        the message was until now."""
         view = step.view
         if message_id == offset or self.is_in_log(offset, view):
             return
+        moved = view.get(rows.MOVED + message_id)
+        if moved is not None and rows.load_moved(moved).offset != offset:
+            return  # the message has moved on, and `offset` is where a deleted group had it
         for group_id, group in self._groups.by_id.items():
             if view.get(rows.of_group(rows.KEPT, group_id, offset)) is not None or group.is_dead(offset, view):
                 return

@@ -204,7 +204,7 @@ class UnfinishedSequence:
             if self.bench.machine.groups.find(name) is not None:
                 again = before - self._dead(name)
                 self.unfinished[name] |= again
-                self.received[name] |= again
+                self.received[name] |= again & self.kept(name).keys()  # a seek makes others ready in the log
 
     def _job_id(self) -> bytes:
         self.jobs += 1

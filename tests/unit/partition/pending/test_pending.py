@@ -222,3 +222,15 @@ class TestCancelMemory:
         assert bench.cancel(first, at=62_000) == ("too_late", "gone")
         bench.trim(at=62_000 + CANCEL_MEMORY_MS)
         assert {key[:1] for key, _ in bench.everything()} <= {rows.STATE_KEY, b"g", b"l", b"a", b"n", b"j"}
+
+
+def test_message_that_a_deleted_group_had_as_dead_is_found_by_its_id_after_a_move(bench: Bench) -> None:
+    bench.open()
+    offset = bench.put("a")
+    assert bench.move(offset, 1).word == "moved"
+    bench.reject(bench.one(at=1).token, at=1)
+    bench.apply(1, c.DropGroup("g"))
+    assert bench.move(offset, 10_000_000, at=1).word == "moved"
+    bench.trim(at=1)  # the job deletes the dead message of the group
+    bench.trim(at=2 * CANCEL_MEMORY_MS)
+    assert bench.cancel(offset, at=2 * CANCEL_MEMORY_MS).word == "cancelled"
