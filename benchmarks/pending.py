@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.driver import measure, node_with
-from benchmarks.load.consume import subscribe
+from benchmarks.load.consume import GROUP, subscribe
 from benchmarks.process import memory_bytes, running
 from benchmarks.produce import MONTH_MS, PARTITIONS, TOPIC, batch_of, frames_of, links
 from benchmarks.result import Goal, Measured, Row, Setting
@@ -18,9 +18,11 @@ from sandq.errors import SandqError
 from sandq.node import STORES_NAME
 from sandq.protocol.frames import Type
 from sandq.protocol.requests import Subscribe
+from sandq.protocol.requests_admin import GroupSeek
 
 MEMORY = Goal(60, "MB over an empty node", at_least=False)
 IDLE_MEMORY = Goal(300, "MB over an empty node", at_least=False)
+RETRYING_MEMORY = Goal(20, "MB over an idle group", at_least=False)
 LARGE_MEMORY = Goal(100, "MB over an empty node", at_least=False, of="MB over empty")
 RESTART = Goal(15, "s to the first answer", at_least=False)
 COUNTS = {"10k": 10_000, "100k": 100_000, "1m": 1_000_000, "10m": 10_000_000}
@@ -66,6 +68,37 @@ def pending(messages: int, setting: Setting, *, value: str) -> Measured:
     return measured
 
 
+def retrying(messages: int, setting: Setting) -> Measured:
+    """Nack all messages of a partition, each with a time of its own for the next attempt, and measure the memory over a
+    group that has none; then kill the node and start it."""
+    messages, warm = setting.count(messages, QUICK_MOST), setting.count(100_000, 1000)
+    backoff = {"kind": "fixed", "first": "1h", "cap": "2h", "jitter_percent": 20}
+    with node_with(setting, TOPIC, 1, lease="60s", max_attempts="none", backoff=backoff) as node:
+        assert node.pid is not None
+        measure(node.metered, "consume_nack", port=node.port, messages=warm, size=BATCH)
+        wire = Wire(node.port)
+        wire.call(GroupSeek(TOPIC, GROUP, "latest").frame)
+        wire.close()
+        time.sleep(0.2 if setting.quick else SETTLE_S)
+        idle = memory_bytes(node.pid)
+        measured = measure(node.metered, "consume_nack", port=node.port, messages=messages, size=BATCH)
+        time.sleep(0.2 if setting.quick else SETTLE_S)
+        full = memory_bytes(node.pid)
+        details = {
+            "MB over idle": (full["anonymous"] - idle["anonymous"]) / _MB,
+            "idle MB": idle["anonymous"] / _MB,
+            "nacked/s": measured.value,
+            **_restarted(node, 1),
+            "stored bytes a message": stored_bytes(node.directory) / messages,
+        }
+        assert node.pid is not None
+        details["MB after it"] = memory_bytes(node.pid)["anonymous"] / _MB
+    measured.client_cpu_us = None
+    measured.details = details
+    measured.value = details.pop("MB over idle")
+    return measured
+
+
 def idle_groups(partitions: int, groups: int, messages: int, setting: Setting) -> Measured:
     """Measure the memory of groups without consumers, in many partitions with pending messages. LevelDB's mapped
     tables, which the kernel may drop, do not count."""
@@ -103,7 +136,7 @@ def idle_groups(partitions: int, groups: int, messages: int, setting: Setting) -
     return measured
 
 
-def _restarted(node: Node) -> dict[str, float]:
+def _restarted(node: Node, partitions: int = PARTITIONS) -> dict[str, float]:
     """Kill the node with SIGKILL and start it. Returns seconds until it accepts connections, until each partition has
     responded, and until a new message is delivered."""
     node.kill()
@@ -112,7 +145,7 @@ def _restarted(node: Node) -> dict[str, float]:
     _until(node.serves)
     serves_s = time.perf_counter() - began_s
     wire = Wire(node.port)
-    for partition in range(PARTITIONS):
+    for partition in range(partitions):
         _until(partial(_answers, wire, partition))
     answers_s = time.perf_counter() - began_s
     subscribe(wire)
@@ -166,6 +199,14 @@ _COUNTED = tuple(
 )
 ROWS = (
     *_COUNTED,
+    Row(
+        "retrying_1m",
+        "pending",
+        "1,000,000 of one partition wait for their next attempt in 48 to 72 minutes, then SIGKILL and a start",
+        partial(retrying, 1_000_000),
+        "MB over an idle group",
+        RETRYING_MEMORY,
+    ),
     Row(
         "pending_groups",
         "pending",

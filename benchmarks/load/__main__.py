@@ -19,6 +19,7 @@ WORKS: dict[str, Work] = {
     "consume": consume.consume,
     "consume_trimming": consume.trimming,
     "consume_paced": consume.paced,
+    "consume_nack": consume.nack,
     "due": due.due,
     "lateness": lateness.lateness,
     "lateness_failover": lateness.failover,

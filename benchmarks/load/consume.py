@@ -17,7 +17,7 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, peek
 from sandq.protocol.frames import Type
 from sandq.protocol.replies import Deliver
-from sandq.protocol.requests import Ack, Credit, Subscribe
+from sandq.protocol.requests import Ack, Credit, Nack, Subscribe
 
 GROUP = "g"
 CREDIT = 10_000
@@ -109,6 +109,36 @@ def consume(port: int, messages: int, size: int, each: bool) -> Ready:
         subscribe(wire)
         taken_s = take(wire, messages, each=each)
         return Done(LoadResult(messages, time.perf_counter() - began_s), partial(Latency.of, ACKED, taken_s))
+
+    return Ready(run)
+
+
+def nack(port: int, messages: int, size: int) -> Ready:
+    """Receive messages that are due at once in one partition, and nack each message by itself, until the last nack is
+    confirmed."""
+    wire = Wire(port)
+    fill(wire, messages, size, 1)
+
+    def run(began_s: float) -> Done:
+        subscribe(wire)
+        ids, open_nacks, got = count(_SUBSCRIBED + 1), dict[int, int](), 0
+        while got < messages or open_nacks:
+            out = []
+            for frame in wire.receive():
+                if frame[0] == Type.DELIVER:
+                    delivery = Deliver.parse(frame)
+                    found, number = offsets_of(delivery, peek(delivery.batch).count), next(ids)
+                    open_nacks[number] = len(found)
+                    items = [[delivery.token, [[offset, 1]], None, "down"] for offset in found]
+                    request = Nack(delivery.group_number, delivery.partition, items)
+                    out.append(request.frame(number))
+                    got += len(found)
+                elif frame[1] != _SUBSCRIBED:
+                    assert not any(frame[2]), f"a nack was refused: {frame}"
+                    out.append(Credit(SUBSCRIPTION, open_nacks.pop(frame[1])).frame())
+            if out:
+                wire.socket.sendall(b"".join(out))
+        return Done(LoadResult(messages, time.perf_counter() - began_s))
 
     return Ready(run)
 
