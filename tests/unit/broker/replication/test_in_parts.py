@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +64,23 @@ def test_items_that_are_not_done_are_submitted_again_in_their_order() -> None:
         {"size": 600, "work": 3000, "messages": 3, "line": "line"},
         {"size": 200, "work": 1000, "messages": 1, "line": "line"},
     ]
+
+
+def test_finished_command_is_freed_without_a_garbage_collection() -> None:
+    class Results(list[Any]):
+        """Has weak references, unlike a list."""
+
+    results, host = Results(), OneAfterTheOther(at_once=2)
+    freed = weakref.ref(results)
+    gc.disable()
+    try:
+        submit_in_parts(host, NACK, results.append, size=1000, work=5000, line="line")  # type: ignore[arg-type]
+        host.run()
+        assert len(results[0]) == 5
+        del results
+        assert freed() is None, "a reference cycle holds the items of the command"
+    finally:
+        gc.enable()
 
 
 def test_messages_that_a_nack_lost_are_reported_with_the_rest() -> None:
