@@ -16,6 +16,7 @@ from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_argument
 from sandctl.options.payload import as_json, headers_of, open_source, whole
 from sandctl.options.times import DURATION, INSTANT, RATE, now_ms, raw
+from sandctl.options.topic_settings import message_options, message_rules
 from sandctl.output.jsonl import LINE_BYTES_MAX, BadLine, parse_line
 from sandctl.output.progress import Progress
 from sandctl.output.results import counted, to_json
@@ -69,6 +70,7 @@ _UNCONFIRMED = 10_000  # maximum number of receipts that wait to be printed
 @click.option(
     "--tenant", metavar="NAME", help="Of a fair TOPIC: the tenant whose share the message uses.  [default: default]"
 )
+@message_options()
 @click.option("--partition", type=click.IntRange(0), help="Send to this partition.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Send the message N times.")
 @click.option(
@@ -97,6 +99,7 @@ def produce(
     partition: int | None,
     count: int | None,
     rate: float | None,
+    **rules: Any,
 ) -> None:
     """Send messages to TOPIC, and print the offset of each once it is stored.
 
@@ -107,15 +110,16 @@ def produce(
       sandctl produce orders '{"order": 17}' --json --key customer-7 --in 2h
       sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
       sandctl produce orders tick --count 600 --rate 10
+      sandctl produce invoices 4711 --max-attempts 20 --backoff fixed --backoff-first 1h --backoff-cap 1h
       sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
 
     --json adds the header content-type: application/json, so that consumers show the value as JSON.
 
     A JSON object has the value as "text", as "value" (base64) or as "json". In a compacted topic a "value" of null
-    deletes the key. The object may also have "key", "headers", "deliver_at" or "delay", "ttl", "priority", "tenant" and
-    "unique_key"; use "key_base64" and "unique_key_base64" for bytes that are not text. `consume -o jsonl` prints such
-    objects. --key, --header, --at, --in, --ttl, --priority and --tenant apply to the objects that do not have these
-    fields.
+    deletes the key. The object may also have "key", "headers", "deliver_at" or "delay", "ttl", "priority", "tenant",
+    "max_attempts", "backoff" and "unique_key"; use "key_base64" and "unique_key_base64" for bytes that are not text.
+    `consume -o jsonl` prints such objects. --key, --header, --at, --in, --ttl, --priority, --tenant, --max-attempts
+    and --backoff... apply to the objects that do not have these fields.
     """
     is_many = lines or jsonl
     if lines and jsonl:
@@ -142,6 +146,7 @@ def produce(
         "partition": partition,
     }
     common: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    common |= message_rules(rules)
     common["on_conflict"] = on_conflict
     with open_source(path, needed=payload is None) as source:
         if is_many:

@@ -70,16 +70,34 @@ def retry_options(defaults: bool) -> Callable[[F], F]:
     def default(text: str) -> str | None:
         return text if defaults else None
 
-    options = (
+    snoozes = _option(default("none"), "--max-snoozes", "max_snoozes")
+    attempts, *backoff = _rules_options(default)
+    return _all((attempts, snoozes, *backoff))
+
+
+def message_options() -> Callable[[F], F]:
+    """Add the options for the attempts and the back-off of a message, without defaults."""
+    return _all(_rules_options(lambda text: None))
+
+
+def message_rules(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attempts and the back-off of a message, as `produce` of the client takes them."""
+    settings = settings_of(options)
+    if "max_attempts" in settings and settings["max_attempts"] is None:
+        settings["max_attempts"] = "none"
+    return settings
+
+
+def _rules_options(default: Callable[[str], str | None]) -> tuple[Callable[[F], F], ...]:
+    """Return the options for attempts and back-off."""
+    return (
         _option(default("10"), "--max-attempts", "max_attempts"),
-        _option(default("none"), "--max-snoozes", "max_snoozes"),
         _option(default("exponential"), "--backoff", "backoff.kind"),
         _option(default("1s"), "--backoff-first", "backoff.first"),
         _option(default("2"), "--backoff-factor", "backoff.factor"),
         _option(default("10m"), "--backoff-cap", "backoff.cap"),
         _option(default("20"), "--backoff-jitter", "backoff.jitter_percent"),
     )
-    return _all(options)
 
 
 def group_options() -> Callable[[F], F]:

@@ -38,6 +38,10 @@ def _facts(found: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
         yield "priority", str(found["priority"])
     if found.get("tenant") is not None:
         yield "tenant", str(found["tenant"])
+    if found.get("max_attempts") is not None:
+        yield "attempts", "no limit" if found["max_attempts"] == "none" else f"{found['max_attempts']} at most"
+    if found.get("backoff") is not None:
+        yield "back-off", ", ".join(f"{name} {value}" for name, value in found["backoff"].items())
     if found.get("size") is not None:
         yield "size", f"{found['size']:,} bytes"
     yield "created", moment(found["created_ms"], now_ms)

@@ -10,6 +10,7 @@
     "ttl": "1h" | seconds                 optional: how long after its delivery time an unheld message is dead
     "unique_key": "order-7" | "unique_key_base64": "aw=="
     "priority": -3, "tenant": "acme"      in priority and fair topics
+    "max_attempts": 20 | "none", "backoff": {"kind": "fixed", "first": "1h", "cap": "1h"}
 
 A value whose headers mark it as JSON is written as `json`, so that JSON input becomes JSON output. The JSON of a
 message can be used to produce it again: fields that only a broker sets (offset, id, state, ...) are ignored. Times
@@ -38,6 +39,7 @@ from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
 from sandq.model.partitioning import PARTITION_DELIMITER
 from sandq.model.rates import as_mapping, rate_text
+from sandq.model.retries import parse_rules
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
 from sandq.model.topic_limits import AUTO, LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES, PRECISION_MS, REQUEST_RATES
 from sandq.protocol.replies import TopicRecord
@@ -109,8 +111,9 @@ _NEVER_SET = ("ordering", "rank")
 _TIMES = ("deliver_at", "delay", "delay_ms", "ttl")
 _WHEN = ("deliver_at", "delay", "delay_ms")
 _RANKS = ("priority", "tenant")
+_RULES = ("max_attempts", "backoff")
 _KEYS = ("key", "unique_key")
-KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES, *_RANKS))
+KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES, *_RANKS, *_RULES))
 """Fields that a producer may set."""
 
 
@@ -136,6 +139,11 @@ def message_errors(found: Mapping[str, Any]) -> list[tuple[str, InvalidRequest]]
         try:
             if arguments.get(name) is not None:
                 check(arguments[name])
+        except InvalidRequest as error:
+            wrong.append((name, error))
+    for name in _RULES:
+        try:
+            parse_rules(*[arguments.get(rule) if rule == name else None for rule in _RULES])
         except InvalidRequest as error:
             wrong.append((name, error))
     return wrong
@@ -175,7 +183,7 @@ def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator
     times = [name for name in _WHEN if found.get(name) is not None]
     if len(times) > 1:
         yield times[1], InvalidRequest(f"{' and '.join(times)}: one of them, not both")
-    for name in (*_TIMES, *_RANKS):
+    for name in (*_TIMES, *_RANKS, *_RULES):
         if found.get(name) is not None:
             arguments[name] = found[name]
 
@@ -407,6 +415,7 @@ def stored_json(message: StoredMessage, *, value: bool, as_text: bool = False) -
         **content_fields(message.key, message.headers_bytes),
         **key_fields("unique_key", message.unique_key),
         **rank_fields(message.priority, message.tenant),
+        **_rules_fields(message),
         **({} if message.ttl_ms is None else {"ttl": format_duration(message.ttl_ms)}),
         "deliver_at": when(message.deliver_at_ms),
         "id": message.id,
@@ -420,6 +429,11 @@ def stored_json(message: StoredMessage, *, value: bool, as_text: bool = False) -
         "moved_at": when(message.moved_ms),
         "size": message.size,
     }
+
+
+def _rules_fields(message: StoredMessage | DeadLetter) -> dict[str, Any]:
+    """Return the retry rules that a message has."""
+    return {name: rule for name in _RULES if (rule := getattr(message, name)) is not None}
 
 
 def _whole_characters(value: bytes | None, size: int) -> bytes | None:
@@ -443,6 +457,7 @@ def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
         **content_fields(letter.key, letter.headers_bytes),
         **key_fields("unique_key", letter.unique_key),
         **rank_fields(letter.priority, letter.tenant),
+        **_rules_fields(letter),
         "deliver_at": when(letter.deliver_at_ms),
         "id": letter.id,
         "offset": letter.offset,

@@ -78,6 +78,8 @@ class Column(IntEnum):
     EXPECTED_VERSION = 9
     ORDERING_HASH = 10
     KEY_DIGEST = 11
+    MAX_ATTEMPTS = 12
+    BACKOFF = 13
 
 
 TYPE_OF: dict[int, int] = {
@@ -92,6 +94,8 @@ TYPE_OF: dict[int, int] = {
     Column.EXPECTED_VERSION: TYPE_BYTES,
     Column.ORDERING_HASH: TYPE_INT64,
     Column.KEY_DIGEST: TYPE_BYTES,
+    Column.MAX_ATTEMPTS: TYPE_INT64,
+    Column.BACKOFF: TYPE_BYTES,
 }
 # Columns whose numbers are times: 0 to 2**48 - 1.
 TIMES = frozenset((Column.DELIVER_MS, Column.TTL_MS))

@@ -13,6 +13,7 @@ from sandq.model.errors import InvalidName, InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.names import check_name, check_tenant
 from sandq.model.offsets import OFFSET_BYTES, PLACE_BITS, PLACE_STEP, U48_MAX, U64_MAX
+from sandq.model.retries import is_backoff, is_max_attempts
 
 LEASE_MESSAGES: Final = FIXED.grant_messages
 WAITING_MESSAGES: Final = 1 << 24
@@ -129,6 +130,8 @@ _ATTEMPT: Final = array(COUNT, text(), TIME, TIME, text(), ERROR)
 HISTORY: Final = list_of(_ATTEMPT, 10)
 _LIFE: Final = array(COUNT, COUNT, text(), ERROR, TIME, TIME, HISTORY)
 LIVES: Final = list_of(_LIFE, 8)
+RETRY: Final = optional(array(optional(is_max_attempts), optional(is_backoff)))
+"""A message's own retry rules."""
 
 COLUMNS: Final[Mapping[int, Check]] = {
     Column.DELIVER_MS: TIME,
@@ -139,6 +142,8 @@ COLUMNS: Final[Mapping[int, Check]] = {
     Column.EXPECTED_VERSION: lambda value: is_bytes(value) and len(value) in (0, OFFSET_BYTES),
     Column.ORDERING_HASH: U64,
     Column.KEY_DIGEST: lambda value: is_bytes(value) and len(value) == 16,
+    Column.MAX_ATTEMPTS: is_max_attempts,
+    Column.BACKOFF: is_backoff,
 }
 """Checks of the columns of a message, in addition to their types."""
 

@@ -26,6 +26,7 @@ from sandq.model.row_fields import (
     OFFSET,
     PRIORITY,
     RANGE_BYTES,
+    RETRY,
     RISING,
     SIGNED,
     TEXT_CHARS,
@@ -251,7 +252,7 @@ _WAITING_FIELDS: Final = array(
     *(COUNT, ERROR, is_range_list(WAITING_MESSAGES, in_order=True), TIME, is_bool, optional(DEADLINE), HISTORY),
     optional(array(TIME, TIME, is_bool)),
     optional(is_queue),
-    *(COUNT, COUNT),
+    *(COUNT, COUNT, RETRY),
     least=7,
 )
 
@@ -275,7 +276,7 @@ def _is_lease(value: Any) -> bool:
         *(integer(1, U32_MAX), text(), COUNT, DEADLINE, TIME, is_range_list(LEASE_MESSAGES, in_order=False)),
         *(TIME, TIME, is_bool, list_of(_PAST, LEASE_MESSAGES)),
         list_of(array(is_queue, integer(1, LEASE_MESSAGES)), LEASE_MESSAGES),
-        *(COUNT, integer(0, I63_MAX), COUNT, integer(0, FIXED.handlers), COUNT),
+        *(COUNT, integer(0, I63_MAX), COUNT, integer(0, FIXED.handlers), COUNT, RETRY),
         least=10,
     )
     if not fields(value):
@@ -313,7 +314,7 @@ def _is_letter(value: Any) -> bool:
 _READY: Final = array(integer(1, 1 << 20), integer(1, I63_MAX), COUNT)
 _READY_EXTRA: Final = array(
     *(integer(1, 1 << 20), integer(1, I63_MAX), COUNT, OFFSET, optional(integer(1, U48_MAX)), optional(is_bytes)),
-    bytes_of(16),
+    *(optional(bytes_of(16)), RETRY),
     least=6,
 )
 NOTHING: Final = object()

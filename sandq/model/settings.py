@@ -66,6 +66,7 @@ from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.model.partitioning import PARTITION_DELIMITER
 from sandq.model.rates import interval_us
+from sandq.model.retries import MOST_ATTEMPTS, MOST_BACKOFF_MS
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
 from sandq.model.topic_limits import (
@@ -79,7 +80,6 @@ from sandq.model.topic_limits import (
 )
 
 _DAY_MS = 86_400_000
-_MAX_BACKOFF_MS = 7 * _DAY_MS
 MOST_SNOOZES = 1_000_000
 MOST_BURST = 1_000_000
 DELIMITER_BYTES = 16
@@ -116,9 +116,9 @@ class Backoff(schema.Section):
     """How long a message waits before its next attempt."""
 
     kind: Literal["exponential", "fixed", "linear", "none"] = "exponential"
-    first_ms: Annotated[int, schema.duration(0, _MAX_BACKOFF_MS)] = Field(default=1000, alias="first")
+    first_ms: Annotated[int, schema.duration(0, MOST_BACKOFF_MS)] = Field(default=1000, alias="first")
     factor: Annotated[float, BeforeValidator(schema.no_bool), Field(ge=1, le=100)] = 2.0
-    cap_ms: Annotated[int, schema.duration(0, _MAX_BACKOFF_MS)] = Field(default=600_000, alias="cap")
+    cap_ms: Annotated[int, schema.duration(0, MOST_BACKOFF_MS)] = Field(default=600_000, alias="cap")
     jitter_percent: Annotated[int, schema.integer(0, 100)] = 20
 
     def contradictions(self) -> list[str]:
@@ -145,7 +145,7 @@ class _Settings(schema.Section):
     """Settings that topics of every kind have."""
 
     lease_ms: Annotated[int, schema.duration(1000, _DAY_MS // 2)] = Field(default=30_000, alias="lease")
-    max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = 10
+    max_attempts: Annotated[int | None, _or_none(schema.integer(1, MOST_ATTEMPTS))] = 10
     max_snoozes: Annotated[int | None, _or_none(schema.integer(0, MOST_SNOOZES))] = None
     backoff: Backoff = Backoff()
     group_ttl_ms: Annotated[int | None, _or_none(schema.duration(60_000, 366 * _DAY_MS))] = Field(
@@ -313,7 +313,7 @@ class FairSettings(PrioritySettings):
 class GroupSettings(schema.Section):
     """Settings that a group may override."""
 
-    max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = None
+    max_attempts: Annotated[int | None, _or_none(schema.integer(1, MOST_ATTEMPTS))] = None
     max_snoozes: Annotated[int | None, _or_none(schema.integer(0, MOST_SNOOZES))] = None
     backoff: Backoff = Backoff()
     max_in_flight_per_key: Annotated[int, schema.integer(1, MOST_PER_KEY)] = MOST_PER_KEY

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
+from sandq.model.retries import RetryRules
 from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.base import rows
@@ -58,12 +61,17 @@ class GroupAdmin:
         above = self._cursor(command.to, step.latest_offset, clamped=False)
         cursor = max(above, self._log.state.trimmed)
         gone: list[Range] = []
+        by_rules: dict[RetryRules | None, list[Range]] = {}
         for lease in list(group.leases.values()):
-            gone += self._take_kept(step, group, lease.select(lease.live), lease.kept, above, cursor)
+            taken = self._take_kept(step, group, lease.select(lease.live), lease.kept, above, cursor)
+            by_rules.setdefault(lease.retry, []).extend(taken)
+            gone += taken
             self._leases.revoke(step, lease)
         for entry in list(group.waiting.values()):
             waiting = self._waiting.take(step, group, entry, entry.ranges.messages)
-            gone += self._take_kept(step, group, waiting, entry.kept, above, cursor)
+            taken = self._take_kept(step, group, waiting, entry.kept, above, cursor)
+            by_rules.setdefault(entry.retry, []).extend(taken)
+            gone += taken
         blocked, kept, still_blocked = dict(group.order.blocked), set(group.order.kept), []
         group.order.clear()
         for offset in blocked:
@@ -82,8 +90,11 @@ class GroupAdmin:
             group.use(step)
         if gone:
             # The log rows of these messages were trimmed or swept. So the group keeps them, and delivers them again.
-            again = Waiting(step.now_ms, 0, 0, None, PackedRanges(sorted(gone)), step.now_ms, kept=True)
-            self._waiting.add(step, group, again)
+            in_order = [(min(alike), rules) for rules, alike in by_rules.items() if alike]
+            for _, rules in sorted(in_order, key=itemgetter(0)):
+                ranges = PackedRanges(sorted(by_rules[rules]))
+                again = Waiting(step.now_ms, 0, 0, None, ranges, step.now_ms, kept=True, retry=rules)
+                self._waiting.add(step, group, again)
             swept = [one for one in sorted(gone) if one.base > cursor]
             if swept:
                 group.gaps.add(step, swept)

@@ -7,7 +7,7 @@ them (`check_writes`). The second check must never change: otherwise replicas of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, plain_single
@@ -17,10 +17,15 @@ from sandq.model.headers import headers_check
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import KeyPartitions, partition_for
+from sandq.model.retries import MOST_ATTEMPTS, UNLIMITED, is_backoff, is_max_attempts
 from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES, TopicLimits
 
-TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
+_RULES = (Column.MAX_ATTEMPTS, Column.BACKOFF)
+"""Columns of the retry rules of messages."""
+TAKEN = frozenset(
+    {Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY, *_RULES}
+)
 """Columns that a timer topic accepts. Other columns are rejected, because the topic would ignore them."""
 TAKEN_BY_RANK = {None: TAKEN, PRIORITY: TAKEN | {Column.PRIORITY}, FAIR: TAKEN | {Column.PRIORITY, Column.TENANT}}
 """Accepted columns of a topic that is not compacted, by its rank."""
@@ -30,7 +35,7 @@ _NO_WRITE = (Column.DELIVER_MS, Column.PRIORITY, Column.TENANT, Column.UNIQUE_KE
 """Columns that a write to a key must not have."""
 _RANKS = ((Column.PRIORITY, "priority or fair"), (Column.TENANT, "fair"))
 """Columns that rank a message, and the kinds of topics that accept them."""
-_EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
+_EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY, *_RULES})
 """Columns that the log keeps per message."""
 
 
@@ -125,6 +130,7 @@ def check_batch(
     _check_times(batch, now_ms, limits.delay_days, own)
     if Column.TTL_MS in batch.columns:
         _check_ttls(batch)
+    _check_rules(batch)
     if target.compacted:
         _check_key_partitions(check_writes(batch), target)
         return Checked(batch.count, Column.EXPECTED_VERSION in batch.columns)
@@ -161,6 +167,12 @@ def _check_columns(batch: Batch, target: BatchTarget) -> None:
     for column, kinds in _RANKS:
         if column in ignored:
             raise InvalidRequest(f"{column.name.lower()}: this is a {kind} topic; only {kinds} topics accept it")
+    for column in _RULES:
+        if column in ignored:
+            raise InvalidRequest(
+                f"{column.name.lower()}: this is a compacted topic, whose messages have no retry rules of their own; "
+                "set it for the topic or a group"
+            )
     names = ", ".join(Column(c).name.lower() if c in Column.__members__.values() else str(c) for c in ignored)
     where = " of a compacted topic" if target.compacted else ""
     raise InvalidRequest(f"this version takes no {names} with a message{where}")
@@ -326,6 +338,28 @@ def _check_ttls(batch: Batch) -> None:
     for position, ttl_ms in enumerate(batch.int_column(Column.TTL_MS) or ()):
         if ttl_ms is not None and not 1 <= ttl_ms <= offsets.U48_MAX:
             raise InvalidTime(f"message {position} of the batch: a ttl of {ttl_ms} ms; at least 1 ms is wanted")
+
+
+_IS_RULE: Final = {Column.MAX_ATTEMPTS: is_max_attempts, Column.BACKOFF: is_backoff}
+
+
+def _check_rules(batch: Batch) -> None:
+    """Check the retry rules of messages. Many messages have equal rules, so each distinct cell is checked once."""
+    for column, is_valid in _IS_RULE.items():
+        if column not in batch.columns:
+            continue
+        cells: Sequence[Any] = batch.bytes_column(column) or batch.int_column(column) or ()
+        for cell in {*cells}:
+            if cell is not None and not is_valid(cell):
+                name = column.name.lower()
+                raise InvalidRequest(f"message {cells.index(cell)} of the batch: {name} is wrong: {_EXPECTED[column]}")
+
+
+_EXPECTED: Final = {
+    Column.MAX_ATTEMPTS: f"1 to {MOST_ATTEMPTS} is expected, or {UNLIMITED} for none",
+    Column.BACKOFF: "[kind, first_ms, factor_permille, cap_ms, jitter_percent] is expected, within the ranges of the "
+    "topic's setting",
+}
 
 
 def _check_unique_keys(batch: Batch, target: BatchTarget) -> None:

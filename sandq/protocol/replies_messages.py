@@ -17,7 +17,8 @@
                for a dead letter ["redriven", id bin16] | ["purged", id bin16] | ["not_dead", state]
                | ["not_found", nil] | ["not_yet", nil]
     message  = {id, offset, state, created_ms, deliver_ms, due_ms, value, key, headers, ttl_ms, unique_key, moves,
-                moved_ms, size}, and if it has them priority and tenant (a string)
+                moved_ms, size}, and if it has them priority, tenant (a string), and its own max_attempts (0: none)
+                and backoff (bin, as in a batch)
     job      = {job_id bin16, kind, state "running" | "done" | "stopped", matched, done, too_late, started_ms,
                 finished_ms | nil}
     dead row = {id, offset, attempts, reason, error, dead_ms, created_ms, deliver_ms, key, headers, value,
@@ -39,6 +40,7 @@ import msgpack
 
 from sandq.model.errors import ProtocolError
 from sandq.model.piece import Piece
+from sandq.model.retries import is_backoff, is_max_attempts
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX, Field, Shape, check_offset, kind_name
 from sandq.protocol.frames import JOINED_BYTES, Frame, frame_of, pack_large_bin
 from sandq.protocol.replies import PIECE, check_piece
@@ -162,6 +164,8 @@ class MessageRecord(NamedTuple):
     size: int
     priority: int = 0
     tenant: str | None = None
+    max_attempts: int | None = None
+    backoff: bytes | None = None
 
     @classmethod
     def from_map(cls, row: object) -> MessageRecord:
@@ -221,6 +225,8 @@ class DeadRecord(NamedTuple):
     tenant: str | None = None
     lives: Sequence[Sequence[Any]] = ()
     not_forwarded: str | None = None
+    max_attempts: int | None = None
+    backoff: bytes | None = None
 
     @classmethod
     def from_map(cls, row: object) -> DeadRecord:
@@ -248,7 +254,10 @@ def _check_lives(what: str, lives: object) -> None:
             raise ProtocolError(f"a {what} with a life that is none: {str(life)[:60]}")
 
 
-_SELDOM: Final[Mapping[str, Any]] = {"priority": 0, "tenant": None, "lives": (), "not_forwarded": None}
+_SELDOM: Final[Mapping[str, Any]] = {
+    **{"priority": 0, "tenant": None, "lives": (), "not_forwarded": None},
+    **{"max_attempts": None, "backoff": None},
+}
 """Optional keys of a map, with their defaults. A map omits a key that has its default."""
 
 
@@ -262,7 +271,7 @@ _MESSAGE: Final[Spec] = {
     **{"created_ms": (int,), "deliver_ms": (int,), "due_ms": (int,)},
     **{"value": _BYTES, "key": _BYTES, "headers": _BYTES, "ttl_ms": _INT, "unique_key": _BYTES},
     **{"moves": (int,), "moved_ms": _INT, "size": (int,)},
-    **{"priority": (int,), "tenant": (str, _NIL)},
+    **{"priority": (int,), "tenant": (str, _NIL), "max_attempts": _INT, "backoff": _BYTES},
 }
 _JOB: Final[Spec] = {
     **{"job_id": (bytes,), "kind": (str,), "state": (str,)},
@@ -275,6 +284,7 @@ _DEAD: Final[Spec] = {
     **{"key": _BYTES, "headers": _BYTES, "value": _BYTES, "unique_key": _BYTES},
     **{"size": (int,), "history": (list,)},
     **{"priority": (int,), "tenant": (str, _NIL), "lives": (list, tuple), "not_forwarded": (str, _NIL)},
+    **{"max_attempts": _INT, "backoff": _BYTES},
 }
 
 
@@ -292,6 +302,8 @@ def _read(what: str, row: object, spec: Spec) -> list[Any]:
             kind not in kinds
             or (kind is int and value < 0 and name not in _SELDOM)
             or (kind is bytes and name in _OFFSETS and len(value) != OFFSET_BYTES)
+            or (name == "max_attempts" and value is not None and not is_max_attempts(value))
+            or (name == "backoff" and value is not None and not is_backoff(value))
         ):
             raise ProtocolError(f"a {what} whose {name} is a wrong {kind_name(value)}: {str(value)[:60]}")
     return values

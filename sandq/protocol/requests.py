@@ -17,6 +17,7 @@ from sandq.model.errors import InvalidRequest, ProtocolError, WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.nack_ends import DEAD, ENDS, RETRY, SNOOZE
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
+from sandq.model.retries import UNLIMITED, is_backoff, is_max_attempts
 from sandq.model.topic_patterns import problem_of
 from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
@@ -264,8 +265,8 @@ class Ack(Request, type=Type.ACK):
         return request
 
 
-_THEN_BYTES: Final = ("value", "key", "headers")
-_THEN_INTS: Final = ("ttl_ms", "priority")
+_THEN_BYTES: Final = ("value", "key", "headers", "backoff")
+_THEN_INTS: Final = ("ttl_ms", "priority", "max_attempts")
 
 
 def _check_then(row: Any) -> str | None:
@@ -287,13 +288,17 @@ def _check_then(row: Any) -> str | None:
         return "ttl_ms is out of range"
     if not is_priority(message.get("priority", 0)):
         return "priority is out of range"
+    if not is_max_attempts(message.get("max_attempts", UNLIMITED)):
+        return "max_attempts is out of range"
+    if "backoff" in message and not is_backoff(message["backoff"]):
+        return "backoff is not valid"
     return None
 
 
 class AckThen(Request, type=Type.ACK_THEN):
     """Ack messages of one lease, like ACK, and send other messages in the same atomic step. Messages: `[topic | nil
     (that of the lease), time | nil (at once), whether it is a delay, {value, key, headers bin, ttl_ms, priority int,
-    tenant str}]`; each field of the map may be missing."""
+    tenant str, max_attempts int, backoff bin}]`; each field of the map may be missing."""
 
     group_number: int
     partition: Partition

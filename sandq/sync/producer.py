@@ -18,6 +18,7 @@ from sandq.client.producer.send_options import SendOptions, takes_send_options
 from sandq.client.producer.validation import Headers, Ready, Value
 from sandq.model.errors import SandqError
 from sandq.model.json_values import MISSING
+from sandq.model.retries import Backoff, MaxAttempts
 from sandq.model.times import Duration, Instant
 from sandq.sync.wrappers import Blocks, BlockWrapper, Wrapper, blocking
 
@@ -173,6 +174,8 @@ class Producer(BlockWrapper[AsyncProducer]):
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
+        max_attempts: MaxAttempts | None = None,
+        backoff: Backoff | None = None,
     ) -> Receipt:
         """Add a message to the next batch; waits only while the buffer is full.
 
@@ -183,7 +186,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, priority,
-            tenant,
+            tenant, max_attempts, backoff,
         )  # fmt: skip
         inner.check_open()
         receipt = Receipt(portal)

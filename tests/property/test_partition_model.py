@@ -154,6 +154,7 @@ class Walk(Holding):
         assert (message.id, message.offset, message.created_ms) == (of.id, of.offset, T + of.created)
         sent = {Column.VALUE: of.value, Column.KEY: of.key, Column.TTL_MS: of.ttl, Column.UNIQUE_KEY: of.unique}
         sent[Column.HEADERS] = of.headers
+        sent[Column.MAX_ATTEMPTS], sent[Column.BACKOFF] = of.rules
         known = {column: cell.encode() if isinstance(cell, str) else cell for column, cell in sent.items()}
         assert message.fields == {column: cell for column, cell in known.items() if cell is not None}
 

@@ -29,6 +29,8 @@ _COLUMNS: Final = {
     "ttl_ms": Column.TTL_MS.value,
     "priority": Column.PRIORITY.value,
     "tenant": Column.TENANT.value,
+    "max_attempts": Column.MAX_ATTEMPTS.value,
+    "backoff": Column.BACKOFF.value,
 }
 
 

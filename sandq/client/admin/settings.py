@@ -11,19 +11,10 @@ from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.model.retries import Backoff
 from sandq.model.times import Duration, duration_ms, format_duration
 
 OrNone = Literal["none"] | None
-
-
-class Backoff(TypedDict, total=False):
-    """How long a message waits before its next attempt."""
-
-    kind: Literal["exponential", "fixed", "linear", "none"]
-    first: Duration
-    factor: float
-    cap: Duration
-    jitter_percent: int
 
 
 class Tenant(TypedDict, total=False):

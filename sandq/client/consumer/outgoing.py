@@ -13,6 +13,7 @@ from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.model.json_values import MISSING
 from sandq.model.limits import FIXED
 from sandq.model.names import check_name
+from sandq.model.retries import Backoff, MaxAttempts
 from sandq.model.times import Duration, Instant
 
 
@@ -35,12 +36,14 @@ class Outgoing:
     ttl: Duration | None = field(default=None, kw_only=True)
     priority: int | None = field(default=None, kw_only=True)
     tenant: str | None = field(default=None, kw_only=True)
+    max_attempts: MaxAttempts | None = field(default=None, kw_only=True)
+    backoff: Backoff | None = field(default=None, kw_only=True)
 
     def row(self, checks: MessageValidation) -> list[Any]:
         """Check the message, and return it in the form of ACK_THEN. Raises InvalidRequest, InvalidTime, TooLarge."""
         if self.topic is not None:
             check_name("topic", self.topic)
-        value, key, headers, traits, at_ms, _, ttl_ms, _, rank = checks.message(
+        value, key, headers, traits, at_ms, _, ttl_ms, _, rank, rules = checks.message(
             self.value,
             self.json,
             key=self.key,
@@ -50,10 +53,14 @@ class Outgoing:
             ttl=self.ttl,
             priority=self.priority,
             tenant=self.tenant,
+            max_attempts=self.max_attempts,
+            backoff=self.backoff,
         )
         priority, tenant = rank or (None, None)
         named: dict[str, Any] = {"value": value, "key": key, "headers": headers, "ttl_ms": ttl_ms}
         named |= {"priority": priority, "tenant": None if tenant is None else tenant.decode()}
+        if rules is not None:
+            named |= rules._asdict()
         time = traits & TIME_BITS
         is_timed, is_delay = time in (AT, DELAY), time == DELAY
         return [

@@ -310,7 +310,7 @@ class Keys:
         ttl: Duration | None = None,
         expected: bytes | None = None,
     ) -> str:
-        data, key_bytes, packed, traits, time, partition, ttl_ms, unique, _ = self._checks.message(
+        data, key_bytes, packed, traits, time, partition, ttl_ms, unique, *_ = self._checks.message(
             value, key=self._key(key), headers=headers, ttl=ttl
         )
         if expected is not None:
@@ -319,7 +319,7 @@ class Keys:
         async def write(record: TopicRecord) -> str:
             producer = await self._producer_of(self.topic)
             await producer.wait_for_capacity()
-            message = data, key_bytes, packed, traits, time, partition, ttl_ms, unique, None, expected
+            message = data, key_bytes, packed, traits, time, partition, ttl_ms, unique, None, None, expected
             batch, position, _ = producer.add(*message)
             return await Receipt(batch, position)
 

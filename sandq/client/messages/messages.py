@@ -22,6 +22,7 @@ from sandq.model.headers import headers_or_none
 from sandq.model.json_values import MISSING, content_of
 from sandq.model.names import DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY
 from sandq.model.partitioning import partition_for
+from sandq.model.retries import written_rules
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.replies_messages import (
     CANCELLED,
@@ -390,6 +391,7 @@ class Messages:
         cell = found["headers"]
         shown |= {"headers": headers_or_none(cell) or {}, "headers_bytes": cell}
         shown |= {"topic": self.topic, "partition": partition}
+        shown |= written_rules(found.get("max_attempts"), found.get("backoff"))
         return found | shown
 
     async def _partition(self, target: Target, tenant: str | None) -> int:

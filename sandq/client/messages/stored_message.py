@@ -14,6 +14,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.json_values import json_of
 from sandq.model.limits import DEFAULT
 from sandq.model.names import DEFAULT_TENANT, check_tenant
+from sandq.model.retries import Backoff, MaxAttempts, written_rules
 from sandq.protocol.replies_messages import DeadRecord, MessageRecord
 from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
 
@@ -23,7 +24,8 @@ class StoredMessage:
     """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
 
     `deliver_at_ms` is the current delivery time, `due_ms` the original one. `value` is None if values were not
-    requested, or if the message is a deletion. `tenant` is None if no tenant is set.
+    requested, or if the message is a deletion. `tenant` is None if no tenant is set. `max_attempts` and `backoff` are
+    None unless the message has its own.
     """
 
     id: str
@@ -44,6 +46,8 @@ class StoredMessage:
     _headers: bytes | None = field(repr=False)
     priority: int = 0
     tenant: str | None = None
+    max_attempts: MaxAttempts | None = None
+    backoff: Backoff | None = None
 
     @classmethod
     def of(cls, topic: str, record: MessageRecord) -> StoredMessage:
@@ -67,6 +71,7 @@ class StoredMessage:
             _headers=record.headers,
             priority=record.priority,
             tenant=record.tenant,
+            **written_rules(record.max_attempts, record.backoff),
         )
 
     @property
@@ -163,6 +168,8 @@ class DeadLetter:
     tenant: str | None = None
     lives: Sequence[Life] = ()
     not_forwarded: str | None = None
+    max_attempts: MaxAttempts | None = None
+    backoff: Backoff | None = None
 
     @classmethod
     def of(cls, topic: str, group: str, record: DeadRecord) -> DeadLetter:
@@ -189,6 +196,7 @@ class DeadLetter:
             tenant=record.tenant,
             lives=lives_of(record.lives, record.history),
             not_forwarded=record.not_forwarded,
+            **written_rules(record.max_attempts, record.backoff),
         )
 
     @property

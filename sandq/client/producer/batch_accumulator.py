@@ -22,6 +22,7 @@ from sandq.client.producer.validation import Rank, Traits
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.on_behalf import OURSELVES, asker
 from sandq.model.errors import SandqError
+from sandq.model.retries import RetryRules
 
 _PRODUCER_ID_BITS = 63
 
@@ -73,6 +74,7 @@ class BatchAccumulator:
         ttl_ms: int | None,
         unique_key: bytes | None,
         rank: Rank | None = None,
+        rules: RetryRules | None = None,
         expected: bytes | None = None,
     ) -> tuple[Batch, int, bool]:
         """Add a message to its batch. Return (batch, position in the batch, whether any batch was sealed).
@@ -123,7 +125,7 @@ class BatchAccumulator:
         batch.keys.append(key)
         batch.headers.append(headers)
         if traits:
-            batch.add_more(time, ttl_ms, unique_key, rank, expected)
+            batch.add_more(time, ttl_ms, unique_key, rank, rules, expected)
         batch.size_bytes += size
         self.buffered_bytes += size
         if position + 1 >= self._options.batch_messages:

@@ -6,7 +6,8 @@ messages of a batch have the same traits (`validation.Traits`). So these message
 - messages without a time (stored as one batch row), with an instant, and with a delay (relative to the leader's clock);
 - messages with different values of `on_conflict`;
 - writes to keys with and without an expected version;
-- messages with and without a rank.
+- messages with and without a rank;
+- messages with and without retry rules of their own.
 """
 
 from __future__ import annotations
@@ -16,10 +17,21 @@ from typing import Any, Final, NamedTuple
 
 from sandq.client.options import again
 from sandq.client.producer.batch_sender import NumberedBatch
-from sandq.client.producer.validation import DELAY, EXPECTED_BIT, NOW, RANK_BIT, TIME_BITS, Rank, Traits, on_conflict_of
+from sandq.client.producer.validation import (
+    DELAY,
+    EXPECTED_BIT,
+    NOW,
+    RANK_BIT,
+    RULES_BIT,
+    TIME_BITS,
+    Rank,
+    Traits,
+    on_conflict_of,
+)
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Column, encode
 from sandq.model.errors import DuplicateKey, SandqError, VersionChanged
+from sandq.model.retries import RetryRules
 from sandq.protocol.replies import IGNORED, STORED
 from sandq.protocol.requests import REJECT
 
@@ -39,6 +51,7 @@ class Batch(NumberedBatch):
         "partition",
         "raised",
         "ranks",
+        "rules",
         "size_bytes",
         "times",
         "traits",
@@ -59,11 +72,18 @@ class Batch(NumberedBatch):
         self.unique_keys: list[bytes | None] = []
         self.expected: list[bytes | None] = []
         self.ranks: list[Rank] = []
+        self.rules: list[RetryRules] = []
         self.size_bytes = 0
         self.raised = 0  # number of receipts that have raised their error
 
     def add_more(
-        self, time: int, ttl_ms: int | None, unique_key: bytes | None, rank: Rank | None, expected: bytes | None
+        self,
+        time: int,
+        ttl_ms: int | None,
+        unique_key: bytes | None,
+        rank: Rank | None,
+        rules: RetryRules | None,
+        expected: bytes | None,
     ) -> None:
         """Add the other fields of the last message (not value, key and headers), as far as the traits include them."""
         if self.traits & TIME_BITS:
@@ -75,6 +95,8 @@ class Batch(NumberedBatch):
             self.expected.append(expected)
         if rank is not None:
             self.ranks.append(rank)
+        if rules is not None:
+            self.rules.append(rules)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -96,6 +118,8 @@ class Batch(NumberedBatch):
                 columns[Column.EXPECTED_VERSION] = self.expected
             if self.traits & RANK_BIT:
                 columns[Column.PRIORITY], columns[Column.TENANT] = zip(*self.ranks, strict=True)
+            if self.traits & RULES_BIT:
+                columns[Column.MAX_ATTEMPTS], columns[Column.BACKOFF] = zip(*self.rules, strict=True)
             self.data = encode(columns, relative=self.traits & TIME_BITS == DELAY)
             self.keys = self.headers = []
         return self.data

@@ -17,7 +17,9 @@ from sandq.client.producer.batch_accumulator import BatchAccumulator
 from sandq.client.producer.batches import Batch, Receipt, Receipts, failure_of
 from sandq.client.producer.send_options import SendOptions, takes_send_options
 from sandq.client.producer.validation import (
+    RANK_AT,
     RANK_BIT,
+    RULES_BIT,
     Headers,
     MessageValidation,
     Rank,
@@ -32,6 +34,7 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
 from sandq.model.json_values import MISSING
+from sandq.model.retries import Backoff, MaxAttempts, RetryRules, parse_rules
 from sandq.model.times import Duration, Instant
 
 log = logging.getLogger("sandq.client")
@@ -56,8 +59,9 @@ class Producer:
     stored once, even if it is retried after lost replies.
 
     Messages of one partition are stored in the order of their `send`, except that different kinds travel in separate
-    batches: without a time, with an instant, with a delay, with a ttl, with a unique key (for each `on_conflict`), and
-    with a priority or a tenant. In a compacted topic a message is a write to its key; a value of None deletes the key.
+    batches: without a time, with an instant, with a delay, with a ttl, with a unique key (for each `on_conflict`), with
+    a priority or a tenant, and with retry rules. In a compacted topic a message is a write to its key; a value of None
+    deletes the key.
     """
 
     def __init__(
@@ -143,6 +147,8 @@ class Producer:
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
+        max_attempts: MaxAttempts | None = None,
+        backoff: Backoff | None = None,
     ) -> Receipt:
         """Add a message to the next batch; waits only while the buffer is full.
 
@@ -156,10 +162,10 @@ class Producer:
             await self.wait_for_capacity()
         message = self.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, priority,
-            tenant,
+            tenant, max_attempts, backoff,
         )  # fmt: skip
-        if message[-1] is not None:
-            await self._refresh_kind(message[-1])
+        if message[RANK_AT] is not None:
+            await self._refresh_kind(message[RANK_AT])
         try:
             batch, position, sealed = self.add(*message)
         except UnknownPartition:
@@ -179,8 +185,8 @@ class Producer:
         for message in messages:
             if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
                 await self.wait_for_capacity()
-            if message[-1] is not None:
-                await self._refresh_kind(message[-1])
+            if message[RANK_AT] is not None:
+                await self._refresh_kind(message[RANK_AT])
             try:
                 batch, position, sealed = self.add(*message)
             except UnknownPartition:
@@ -208,7 +214,8 @@ class Producer:
             delay = delay_of(delay, delay_ms)
         traits, time = checks.time(options.get("deliver_at"), delay)
         key_bytes, packed = checks.key(key), checks.headers(options.get("headers"))
-        extras: tuple[int | None, bytes | None, Rank | None] | None = None  # of messages that are not mappings
+        # Values of messages that are not mappings.
+        extras: tuple[int | None, bytes | None, Rank | None, RetryRules | None] | None = None
         receipts = Receipts()
         index = 0
         try:
@@ -231,7 +238,11 @@ class Producer:
                         rank = rank_of(priority, tenant)
                         traits |= RANK_BIT
                         await self._refresh_kind(rank)
-                    extras = ttl_ms, unique, rank
+                    max_attempts, backoff, rules = options.get("max_attempts"), options.get("backoff"), None
+                    if max_attempts is not None or backoff is not None:
+                        rules = parse_rules(max_attempts, backoff)
+                        traits |= RULES_BIT
+                    extras = ttl_ms, unique, rank, rules
                 batch, position, sealed = self.add(data, key_bytes, packed, traits, time, partition, *extras)
                 receipts.add(batch, position)
                 if sealed:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypedDict, TypeVar
 
 from sandq.client.arguments import list_options
 from sandq.client.producer.validation import Headers, Value
+from sandq.model.retries import Backoff, MaxAttempts
 from sandq.model.times import Duration, Instant
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +51,11 @@ class SendOptions(TypedDict, total=False):
 
     `priority`: for priority and fair topics; lower numbers are delivered first, 0 is the default.
     `tenant`: for fair topics; "default" if left out. There the tenant alone chooses the partition.
+
+    `max_attempts`, `backoff`: the message's own values of these settings, for example 20, and `{"kind": "fixed",
+    "first": "1h", "cap": "1h"}`. They override the settings of its topic and of the topic's groups. `max_attempts`
+    "none": the message never dies of failed attempts. Keys that `backoff` leaves out have the defaults of the setting.
+    Messages of compacted topics have no own values.
     """
 
     key: Value | None
@@ -63,6 +69,8 @@ class SendOptions(TypedDict, total=False):
     on_conflict: str
     priority: int | None
     tenant: str | None
+    max_attempts: MaxAttempts | None
+    backoff: Backoff | None
 
 
 def takes_send_options(method: F) -> F:

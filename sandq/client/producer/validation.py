@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from sandq.model.batch import headers_pack
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
@@ -14,6 +14,7 @@ from sandq.model.json_values import MISSING, content_of
 from sandq.model.key_limits import NO_SETTINGS
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
+from sandq.model.retries import Backoff, MaxAttempts, RetryRules, parse_rules
 from sandq.model.times import DAY_MS, TIME_MAX_MS, Duration, Instant, duration_ms, format_duration, instant_ms
 from sandq.model.topic_limits import MAX_DELAY_MS, MAX_MESSAGE_BYTES
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, REPLACE_PENDING
@@ -26,7 +27,8 @@ Traits = int
 
 Bits 0 and 1: kind of time (see `NOW`). Bits 2 to 4: 0 without a unique key, otherwise 1 + the `on_conflict` action. One
 bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
-ahead that the broker may reject it (`FAR_BIT`), a unique key together with a different key (`PAIR_BIT`).
+ahead that the broker may reject it (`FAR_BIT`), a unique key together with a different key (`PAIR_BIT`), retry rules of
+its own (`RULES_BIT`).
 
 So the broker checks messages one by one only if their traits require it. If it rejects a batch, only messages with the
 same traits are affected.
@@ -35,10 +37,23 @@ same traits are affected.
 Rank = tuple[int | None, bytes | None]
 """Priority and tenant of a message. Each is None if the message does not set it."""
 
-Ready = tuple[bytes | None, bytes | None, bytes | None, Traits, int, int | None, int | None, bytes | None, Rank | None]
+Ready = tuple[
+    bytes | None,
+    bytes | None,
+    bytes | None,
+    Traits,
+    int,
+    int | None,
+    int | None,
+    bytes | None,
+    Rank | None,
+    RetryRules | None,
+]
 """A checked message: value (None deletes the key), key, packed headers, traits, time, requested partition, ttl (ms),
-unique key, rank.
+unique key, rank, retry rules.
 """
+RANK_AT: Final = 8
+"""Position of the rank in `Ready`."""
 
 NOW, AT, DELAY = 0, 1, 2
 """Kinds of times: no time, an instant, a delay."""
@@ -50,6 +65,7 @@ EXPECTED_BIT = 64
 RANK_BIT = 128
 FAR_BIT = 256
 PAIR_BIT = 512
+RULES_BIT = 1024
 
 _ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE, "replace_pending": REPLACE_PENDING}
 
@@ -130,6 +146,8 @@ class MessageValidation:
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
+        max_attempts: MaxAttempts | None = None,
+        backoff: Backoff | None = None,
     ) -> Ready:
         """Check a message, given with a value or with `json`. May be called from any thread.
 
@@ -143,14 +161,17 @@ class MessageValidation:
         data = self.value(value) if value is not None else None
         key_bytes = self.key(key) if key is not None else None
         packed = self.headers(headers) if headers or self.traced is not None else None
-        ttl_ms = unique = rank = None
+        ttl_ms = unique = rank = rules = None
         if priority is not None or tenant is not None:
             rank = rank_of(priority, tenant)
             traits |= RANK_BIT
         if ttl is not None or unique_key is not None or on_conflict != "reject":
             more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes)
             traits |= more
-        return data, key_bytes, packed, traits, at, partition, ttl_ms, unique, rank
+        if max_attempts is not None or backoff is not None:
+            rules = parse_rules(max_attempts, backoff)
+            traits |= RULES_BIT
+        return data, key_bytes, packed, traits, at, partition, ttl_ms, unique, rank, rules
 
     def time(self, deliver_at: Instant | None, delay: Duration | None) -> tuple[Traits, int]:
         """Return (traits of a time, instant in epoch ms, delay in ms, or 0).

@@ -47,7 +47,8 @@ bytes long, so that a batch after it keeps its 8-byte alignment.
 Kind 1 is a batch row: after the header comes the batch as the producer sent it. Kind 2 is a single-message row: after
 the header comes msgpack `[id | nil, {column id: value}]`. If the message has a payload row, it is msgpack `[id | nil,
 nil, payload bytes, {column: value}]` instead. This map contains only the columns that the log needs: ttl, unique key,
-ordering hash, digest of the key, priority and tenant. The map's priority overrides the priority in the payload.
+ordering hash, digest of the key, max_attempts, backoff, priority and tenant. The map's priority overrides the priority
+in the payload.
 
 Flag 1: the message has columns that the log needs. Flag 2: the delivery time was given as a delay, which counts from
 the time when the message was stored, or moved last. If a message was stored at a far later time than requested, because
@@ -69,6 +70,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import Corruption
 from sandq.model.partitioning import ordering_hash
+from sandq.model.retries import RetryRules, rules_of
 from sandq.partition.base.view import Row, View
 
 LOG, PAYLOAD, TOMBSTONE, MOVED, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"n", b"e"
@@ -92,6 +94,8 @@ CREATED = slice(8, 16)
 """Slice of a log row that holds its creation time, in ms, little-endian."""
 PLAIN_FROM = LOG_HEADER.size + 2
 """Position in a plain row at which the message's fields begin."""
+_NEEDED = (Column.TTL_MS, Column.UNIQUE_KEY, Column.MAX_ATTEMPTS, Column.BACKOFF)
+"""Columns of a producer that the log needs if a message has them."""
 _RANK = (Column.PRIORITY, Column.TENANT)
 """Columns that determine the ready queue of a message."""
 _PLAIN_HEADS = {bytes([KIND_MESSAGE, 0]), bytes([KIND_MESSAGE, FLAG_DELAY])}
@@ -130,6 +134,8 @@ class Extra(NamedTuple):
     tenant: bytes | None = None
     key_digest: bytes | None = None
     """Digest of the key within which the unique key is unique. None if there is no such key."""
+    retry: RetryRules | None = None
+    """The message's own retry rules. None if it has none."""
 
 
 class LogEntry(NamedTuple):
@@ -290,7 +296,7 @@ def needed_of(
 ) -> Fields:
     """Return the columns of a message that the log itself needs. `wanted_ms`: requested delivery time, if the message
     is stored at a far later time. `key_digest`: digest of the key within which the unique key is unique."""
-    light: Fields = {column: fields[column] for column in (Column.TTL_MS, Column.UNIQUE_KEY) if column in fields}
+    light: Fields = {column: fields[column] for column in _NEEDED if column in fields}
     if key_digest is not None:
         light[Column.KEY_DIGEST] = key_digest
     order = order_of(fields) if ordered else None
@@ -456,7 +462,8 @@ def extra_of(message_id: bytes, light: Fields, fields: Fields | None = None) -> 
     """
     tenant = (light if fields is None else fields).get(Column.TENANT)
     ttl_ms, unique_key = light.get(Column.TTL_MS), light.get(Column.UNIQUE_KEY)
-    return Extra(message_id, ttl_ms, unique_key, light.get(Column.ORDERING_HASH), tenant, light.get(Column.KEY_DIGEST))
+    order, digest = light.get(Column.ORDERING_HASH), light.get(Column.KEY_DIGEST)
+    return Extra(message_id, ttl_ms, unique_key, order, tenant, digest, rules_of(light))
 
 
 def kept_extra(message_id: bytes, fields: Fields) -> Extra:

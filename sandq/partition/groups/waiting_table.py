@@ -164,7 +164,7 @@ class WaitingTable:
             self._shared.next_seq += 1
             apart = Waiting(due_ms, number, entry.attempt, entry.error, ranges, entry.since_ms, entry.kept, expires_ms)
             apart.history, apart.queue = entry.history, entry.queue
-            apart.snoozes, apart.crashes = entry.snoozes, entry.crashes
+            apart.snoozes, apart.crashes, apart.retry = entry.snoozes, entry.crashes, entry.retry
             if change is not None:
                 apart.kept, apart.queue = True, change.queue(entry.queue)
             apart.made = made

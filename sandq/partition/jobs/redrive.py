@@ -14,6 +14,7 @@ from __future__ import annotations
 from sandq.model import offsets
 from sandq.model.errors import Overloaded, Unavailable
 from sandq.model.limits import FIXED
+from sandq.model.retries import RetryRules, rules_of
 from sandq.partition.base import rows
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
@@ -175,24 +176,25 @@ class Redrive:
         """Make dead messages ready again, with attempt 0, in rows that their group keeps. If a message died before its
         time, which a clock reset may cause, it waits until its time."""
         view, now_ms = step.view, step.now_ms
-        by_due: dict[int, list[bytes]] = {}
+        alike: dict[tuple[int, RetryRules | None], list[bytes]] = {}
         for message in messages:
             if message.sent_to is not None:
                 self._dead.send_again(step, group, message)
                 self._take(step, group, message)
                 continue
             due_ms = max(offsets.deliver_ms(message.offset), now_ms)
-            by_due.setdefault(due_ms, []).append(message.offset)
+            alike.setdefault((due_ms, rules_of(message.fields)), []).append(message.offset)
             self._take(step, group, message)
             kept = message.kept_row(now_ms)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), kept)
             order = rows.order_of(message.fields) if self._shared.is_ordered else None
             if order is not None:
                 group.order.start(message.offset, order)
-        for due_ms, found in by_due.items():
+        for (due_ms, retry), found in alike.items():
             ranges = PackedRanges(merged(found))
             made = None if due_ms == now_ms else Made(0, due_ms)
-            self._waiting.add(step, group, Waiting(due_ms, 0, 0, None, ranges, now_ms, kept=True, made=made))
+            entry = Waiting(due_ms, 0, 0, None, ranges, now_ms, kept=True, made=made, retry=retry)
+            self._waiting.add(step, group, entry)
         self._groups.store(step, group)
 
     def purge(self, step: Step, group: Group, messages: list[DeadMessage]) -> None:

@@ -64,7 +64,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
     most, most_bytes = (
         (min(max_messages, LOOKED_AT), min(max_bytes, LOOKED_BYTES)) if wants_all else (LOOKED_AT, LOOKED_BYTES)
     )
-    ranges, looked_bytes, _ = reader.take(view, offsets.U48_MAX, most, most_bytes)
+    ranges, looked_bytes, *_ = reader.take(view, offsets.U48_MAX, most, most_bytes)
     is_behind = reader.head(view) is not None
     through = reader.cursor if is_behind else max(machine.end(), asked.after)
     pieces: list[Piece] = []

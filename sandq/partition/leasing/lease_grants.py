@@ -17,6 +17,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_limits import GroupLimits
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.unique_keys import UniqueKeys
+from sandq.partition.leasing import retry
 from sandq.partition.leasing.fitting import LEASE_BYTES, fitting
 from sandq.partition.leasing.ranked_grants import RankedGrants
 from sandq.partition.reader.pieces import Message
@@ -88,7 +89,7 @@ class LeaseGrants:
                     is_empty = True
                     break
                 lease.reindex()
-                lease.note_last(group.setting("max_attempts", self._shared.settings))
+                lease.note_last(retry.max_attempts_of(lease.retry, group, self._shared.settings))
                 limit -= lease.total
                 capacity -= lease.total
                 left_bytes -= size
@@ -112,7 +113,7 @@ class LeaseGrants:
         return self._shared.is_budget_spent
 
     def _take_waiting(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
-        """Add due waiting messages to the lease. All of them have the same number of attempts. Return their bytes."""
+        """Add due waiting messages to the lease. All of them are alike (`Lease.alike`). Return their bytes."""
         view = step.view
         left, taken_bytes, looked_at = limit, 0, 0
         while left > 0 and taken_bytes < max_bytes:
@@ -175,6 +176,9 @@ class LeaseGrants:
             if taken and kept != lease.kept:
                 break
             entry = self._kept.entry(group, offset, view) if kept else single_row_entry(view, offset)
+            rules = entry.extra.retry if entry.extra is not None else None
+            if taken and rules != lease.retry:
+                break
             expires_ms = self._ttl.entry_expires_ms(entry)
             if self._is_spent and expires_ms is not None and expires_ms <= lease.leased_ms:
                 break
@@ -186,7 +190,7 @@ class LeaseGrants:
                 self._dead.bury(step, group, [Range(offset, 1)], kept, EXPIRED_UNREAD)
             else:
                 group.order.take(offset)
-                lease.kept = kept
+                lease.kept, lease.retry = kept, rules
                 taken.append(offset)
         if taken:
             lease.ranges = [Range(offset, 1) for offset in taken]
@@ -220,8 +224,8 @@ class LeaseGrants:
             return True
 
         judge_all = self._shared.settings["ttl_ms"] is not None or bool(group.gaps)
-        lease.ranges, size, lease.plain = group.reader.take(
-            view, horizon_ms, limit, max_bytes, judge, judge_all=judge_all
+        lease.ranges, size, lease.plain, lease.retry = group.reader.take(
+            view, horizon_ms, limit, max_bytes, judge, judge_all=judge_all, is_alike=True
         )
         group.gaps.clear_passed(step, group.cursor)
         if lease.ranges:

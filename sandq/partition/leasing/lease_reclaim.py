@@ -89,6 +89,7 @@ class LeaseReclaim:
             _merged(lease, live),
         )
         renewed.snoozes, renewed.epoch, renewed.handlers = lease.snoozes, command.epoch, lease.handlers
+        renewed.retry = lease.retry
         # One of the messages may have crashed the consumer, so the next consumer reports each before it begins it.
         renewed.crashes = max(lease.crashes, 1) if lease.handlers else 0
         renewed.reclaims = lease.reclaims + 1

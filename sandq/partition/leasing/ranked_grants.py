@@ -20,6 +20,7 @@ from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.unique_keys import UniqueKeys
+from sandq.partition.leasing import retry
 from sandq.partition.leasing.fitting import LEASE_BYTES, fitting
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
@@ -111,7 +112,7 @@ class RankedGrants:
                 if not lease.ranges:
                     return granted
                 lease.reindex()
-                lease.note_last(group.setting("max_attempts", self._shared.settings))
+                lease.note_last(retry.max_attempts_of(lease.retry, group, self._shared.settings))
                 limit -= lease.total
                 capacity -= lease.total
                 left_bytes -= size
@@ -124,14 +125,14 @@ class RankedGrants:
     def _fill(
         self, step: Step, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, is_stopped: bool
     ) -> int:
-        """Add the next messages to a lease. All of them have the same number of attempts. Return their bytes."""
+        """Add the next messages to a lease. All of them are alike (`Lease.alike`). Return their bytes."""
         view = step.view
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
             # All messages of a lease have the same number of attempts: does it take messages without attempts?
-            takes_new = not lease.ranges or lease.alike == FRESH
-            if takes_new and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
+            takes_new = not lease.ranges or lease.alike == FRESH._replace(retry=lease.retry)
+            if takes_new and lease.retry is None and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
                 taken, size = ready.serve_tenants(step, left, max_bytes - taken_bytes)
                 if taken:
                     _add_singles(lease, taken)
@@ -158,8 +159,10 @@ class RankedGrants:
                 count, size = self._take_returned(step, group, lease, returned, most, max_bytes - taken_bytes)
             else:
                 assert head is not None, "a queue that has a turn contains a message"
-                if not takes_new:
+                own = head.extra.retry if head.extra is not None else None
+                if not takes_new or (lease.ranges and own != lease.retry):
                     break
+                lease.retry = own
                 capacity_for_new = ready.limits.capacity_for_new(queue.tenant)
                 most = most if capacity_for_new is None else min(most, capacity_for_new)
                 assert most > 0, "a tenant without capacity for new messages is stopped"

@@ -3,7 +3,11 @@ result."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+
+from sandq.model.retries import UNLIMITED, RetryRules, backoff_record
+from sandq.partition.groups.group import Group
 
 _MASK = (1 << 64) - 1
 
@@ -28,7 +32,24 @@ class Wait(NamedTuple):
         return max(self.delay_ms - spread + 2 * spread * step // steps, 0)
 
 
-def wait_of(backoff: dict[str, Any], attempt: int) -> Wait:
+def max_attempts_of(rules: RetryRules | None, group: Group, topic: Mapping[str, Any]) -> int | None:
+    """Return the number of attempts after which a message dies. None if there is no limit. `rules`: the message's own
+    rules; `topic`: the record of the topic's settings."""
+    if rules is not None and rules.max_attempts is not None:
+        return None if rules.max_attempts == UNLIMITED else rules.max_attempts
+    most: int | None = group.setting("max_attempts", topic)
+    return most
+
+
+def backoff_of(rules: RetryRules | None, group: Group, topic: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of the back-off of a message. `rules`, `topic`: as in `max_attempts_of`."""
+    if rules is not None and rules.backoff is not None:
+        return backoff_record(rules.backoff)
+    backoff: Mapping[str, Any] = group.setting("backoff", topic)
+    return backoff
+
+
+def wait_of(backoff: Mapping[str, Any], attempt: int) -> Wait:
     """Return the wait between `attempt` and the next attempt.
 
     `backoff` is the record of the settings: kind, first_ms, factor_permille, cap_ms, jitter_percent.

@@ -216,7 +216,7 @@ class LeaseSettlement:
 
     def _is_last(self, lease: Lease) -> bool:
         """Return whether this is the last attempt of the messages of a lease."""
-        last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
+        last = retry.max_attempts_of(lease.retry, self._groups.by_id[lease.group_id], self._shared.settings)
         return last is not None and lease.attempt >= last
 
     def extend(self, step: Step, token: int, lease_ms: int, begun: c.What) -> int | None:
@@ -309,6 +309,7 @@ class LeaseSettlement:
                     places, since_ms = PackedRanges(ranges), lease.since_ms
                     again = Waiting(now_ms, 0, lease.attempt - 1, None, places, since_ms, lease.kept, history=history)
                     again.queue, again.snoozes, again.crashes = queue, lease.snoozes, lease.crashes
+                    again.retry = lease.retry
                     self._waiting.add(step, group, again)
                 lease.left |= lease.live
                 self._leases.store_progress(step, lease)
@@ -386,7 +387,7 @@ class LeaseSettlement:
         failures = min(lease.attempt + lease.snoozes, BACKOFF_GROWS) if is_snooze else lease.attempt
         due_of = None
         if delay_ms is None:
-            wait = retry.wait_of(group.setting("backoff", self._shared.settings), failures)
+            wait = retry.wait_of(retry.backoff_of(lease.retry, group, self._shared.settings), failures)
             delay_ms = wait.delay_ms
             if wait.spread_ms:
                 due_of = partial(_jittered, wait, group.group_id, failures, step.now_ms)
@@ -430,6 +431,7 @@ class LeaseSettlement:
                 entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, kept, history=history)
                 entry.queue = queue if change is None else change.queue(queue)
                 entry.snoozes, entry.crashes = lease.snoozes + (reason == SNOOZED), crashes
+                entry.retry = lease.retry
                 self._waiting.add(step, group, entry)
         lease.left |= mask
         self._leases.store_progress(step, lease)

@@ -13,6 +13,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.outbox import Target
+from sandq.model.retries import RetryRules, rules_of
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.prefixes import Prefixes
@@ -515,6 +516,7 @@ class PartitionQueries:
             "moved_ms": moved_ms,
             "size": len(fields.get(Column.VALUE) or b""),
             **_rank(fields),
+            **_rules(fields),
         }
 
 
@@ -537,6 +539,7 @@ def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
         "size": len(fields.get(Column.VALUE) or b""),
         **_lives(message.lives, message.history, message.offset),
         **_rank(fields),
+        **_rules(fields),
         **({"not_forwarded": message.forward} if isinstance(message.forward, str) else {}),
     }
 
@@ -564,6 +567,12 @@ def _rank(fields: Fields) -> Shown:
     if (tenant := fields.get(Column.TENANT)) is not None:
         rank["tenant"] = tenant.decode()
     return rank
+
+
+def _rules(fields: Fields) -> Shown:
+    """Return the retry rules of a message. Leave out those that it does not have."""
+    rules = rules_of(fields) or RetryRules()
+    return {name: rule for name, rule in rules._asdict().items() if rule is not None}
 
 
 def _blocked_reason(group: Group, offset: bytes) -> str:

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import NamedTuple, cast
 
 from sandq.model import offsets
+from sandq.model.retries import RetryRules
 from sandq.partition.base import rows
 from sandq.partition.base.rows import SHARED_BYTES, LogEntry, Range
 from sandq.partition.base.view import Bounds, Row, View
@@ -32,8 +33,8 @@ HEAD_ENTRIES = 8
 """Number of entries cached while nothing is taken."""
 HEAD_BYTES = 256 << 10
 ENTRY_BYTES = 256
-"""Approximate memory of an entry, in bytes. An entry with an extra takes twice as much, plus its unique key and its
-tenant. If an entry has its row, the bytes of the row are added."""
+"""Approximate memory of an entry, in bytes. An entry with an extra takes twice as much, or three times with retry
+rules, plus its unique key and its tenant. If an entry has its row, the bytes of the row are added."""
 AT_HAND_BYTES = 512
 """Maximum size of a plain row that an entry keeps in memory, in bytes."""
 FEW = 16
@@ -61,6 +62,8 @@ class Taken(NamedTuple):
     """Total size of the messages, in bytes."""
     plain: list[bytes] | None
     """The row of each range. None unless all ranges are single messages whose plain rows are in memory."""
+    retry: RetryRules | None = None
+    """The retry rules that all taken messages have. None if they have none of their own."""
 
 
 class LogReader:
@@ -222,6 +225,7 @@ class LogReader:
         for entry in added:
             if entry.extra is not None:
                 size = 2 * ENTRY_BYTES + len(entry.extra.unique_key or b"") + len(entry.extra.tenant or b"")
+                size += 0 if entry.extra.retry is None else ENTRY_BYTES
                 self._entry_bytes = max(self._entry_bytes, size)
             elif entry.row is not None:
                 self._entry_bytes = max(self._entry_bytes, ENTRY_BYTES + entry.size)
@@ -242,18 +246,24 @@ class LogReader:
         judge: Judge | None = None,
         *,
         judge_all: bool = False,
+        is_alike: bool = False,
     ) -> Taken:
         """Move the cursor over the messages that are due at `until_ms`, in order.
 
         Stop after `limit` messages, or after the message that brings the bytes to `max_bytes` (in a small row: after
-        the row). `judge` decides about entries with an extra, or about all entries (`judge_all`). See `Judge`.
+        the row). If `is_alike`, stop before a message whose own retry rules differ from those of the messages before.
+        `judge` decides about entries with an extra, or about all entries (`judge_all`). See `Judge`.
         """
         taken: list[Range] = []
         plain: list[bytes | None] = []
         taken_bytes = passed_over = passed_bytes = 0
+        retry: RetryRules | None = None
         while limit > 0 and taken_bytes < max_bytes and passed_over < PASSED_OVER and passed_bytes < max_bytes:
             entry = self.entries[0] if self.entries else self._next(view)
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
+                break
+            own = entry.extra.retry if is_alike and entry.extra is not None else None
+            if taken and own != retry:
                 break
             if not judge_all and entry.extra is None and entry.length == 1:
                 # Fast path: take many single messages that `judge` need not see.
@@ -277,6 +287,7 @@ class LogReader:
                 count = min(count, 1 + (max_bytes - taken_bytes - 1) // (entry.unit or entry.size))
             size = entry.size if count == entry.length else entry.unit * count
             taken.append(Range(entry.first, count))
+            retry = own
             limit -= count
             taken_bytes += size
             self._pass(entry, count)
@@ -287,7 +298,7 @@ class LogReader:
             self._kept, self.used = self._most, self._look_aheads.next_use()
             self._count()
         at_hand = len(plain) == len(taken) and None not in plain
-        return Taken(taken, taken_bytes, cast("list[bytes]", plain) if at_hand and plain else None)
+        return Taken(taken, taken_bytes, cast("list[bytes]", plain) if at_hand and plain else None, retry)
 
     def advance_over_due(self, view: View, until_ms: int, limit: int) -> list[LogEntry]:
         """Move the cursor over at most `limit` entries that are due at `until_ms`, and return them."""

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Final
 
 from sandq.model import offsets
+from sandq.model.retries import RetryRules
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Extra, LogEntry
 from sandq.partition.ready import queue_keys
@@ -14,6 +15,8 @@ ENTRY_BYTES: Final = 300
 """Approximate memory of an entry, in bytes."""
 EXTRA_BYTES: Final = 300
 """Approximate memory of an entry's `extra`, in bytes, without its unique key and its tenant."""
+RETRY_BYTES: Final = 200
+"""Approximate memory of the retry rules of a message, in bytes."""
 QUEUE_BYTES: Final = 2400
 """Approximate memory of a queue, in bytes, without its entries and its name. PERSISTED: the memory of queues decides
 which messages are promoted, and all replicas must decide alike."""
@@ -72,8 +75,10 @@ class ReadyQueue:
         length, size, unit, *fields = rows.unpack(row)
         extra = None
         if fields:
-            message_id, ttl_ms, unique_key, *digest = fields
-            extra = Extra(message_id, ttl_ms, unique_key, None, self.tenant.encode(), *digest)
+            message_id, ttl_ms, unique_key, *more = fields
+            digest, retry = rows.with_defaults(more, None, None)
+            rules = None if retry is None else RetryRules(*retry)
+            extra = Extra(message_id, ttl_ms, unique_key, None, self.tenant.encode(), digest, rules)
         return LogEntry(key[-offsets.OFFSET_BYTES :], length, size, extra, unit)
 
 
@@ -82,7 +87,8 @@ def bytes_of(entry: LogEntry) -> int:
     extra = entry.extra
     if extra is None:
         return ENTRY_BYTES
-    return ENTRY_BYTES + EXTRA_BYTES + len(extra.unique_key or b"") + len(extra.tenant or b"")
+    rules = 0 if extra.retry is None else RETRY_BYTES
+    return ENTRY_BYTES + EXTRA_BYTES + rules + len(extra.unique_key or b"") + len(extra.tenant or b"")
 
 
 def row_of(entry: LogEntry) -> bytes:
@@ -90,5 +96,7 @@ def row_of(entry: LogEntry) -> bytes:
     if entry.extra is None:
         return rows.pack(entry.length, entry.size, entry.unit)
     extra = entry.extra
-    digest = () if extra.key_digest is None else (extra.key_digest,)
-    return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key, *digest)
+    later = [extra.key_digest, extra.retry]
+    while later and later[-1] is None:
+        later.pop()
+    return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key, *later)

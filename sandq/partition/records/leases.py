@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
+from sandq.model.retries import RetryRules
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.commands import What
@@ -88,6 +89,8 @@ class Lease:
     """Number of consecutive earlier leases of each message that ended unsettled. See `note_last`."""
     begun: int = 0
     """Mask of the messages that its consumer reported as begun."""
+    retry: RetryRules | None = None
+    """Retry rules of its messages. None if they have none of their own."""
     plain: list[bytes] | None = field(init=False, default=None, repr=False)
     """The plain row of each range, until the lease is delivered. None unless each range is a single message whose plain
     row was in memory."""
@@ -132,11 +135,11 @@ class Lease:
     @property
     def alike(self) -> Alike:
         """The values that all messages of the lease have in common."""
-        return Alike(self.attempt, self.kept, self.snoozes, self.crashes)
+        return Alike(self.attempt, self.kept, self.snoozes, self.crashes, self.retry)
 
     def adopt(self, alike: Alike) -> None:
         """Adopt the values of the first messages of the lease."""
-        self.attempt, self.kept, self.snoozes, self.crashes = alike
+        self.attempt, self.kept, self.snoozes, self.crashes, self.retry = alike
 
     def note_last(self, max_attempts: int | None) -> None:
         """If this is the last attempt, require a consumer with `handlers` to report each message before it begins the
@@ -353,6 +356,7 @@ class Lease:
             self.reclaims,
             self.handlers,
             self.crashes,
+            self.retry,
         ]  # leave out trailing defaults, so that an older node meets no field that it does not know
         while later and not later[-1]:
             later.pop()
@@ -375,7 +379,7 @@ class Lease:
         group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past, *more = rows.unpack(
             row
         )
-        queues, snoozes, epoch, reclaims, handlers, crashes = rows.with_defaults(more, (), 0, 0, 0, 0, 0)
+        queues, snoozes, epoch, reclaims, handlers, crashes, retry = rows.with_defaults(more, (), 0, 0, 0, 0, 0, None)
         lease = cls(
             token,
             group_id,
@@ -391,7 +395,7 @@ class Lease:
             [(queue, length) for queue, length in queues],
         )
         lease.snoozes, lease.epoch, lease.reclaims = snoozes, epoch, reclaims
-        lease.handlers, lease.crashes = handlers, crashes
+        lease.handlers, lease.crashes, lease.retry = handlers, crashes, _load_retry(retry)
         if progress is not None:
             acked, left, lease.ended, lease.revoked, *more = rows.unpack(progress)
             sent, begun = rows.with_defaults(more, b"", b"")
@@ -408,6 +412,7 @@ class Alike(NamedTuple):
     kept: bool
     snoozes: int
     crashes: int
+    retry: RetryRules | None = None
 
 
 FRESH: Final = Alike(1, False, 0, 0)
@@ -448,6 +453,8 @@ class Waiting:
     """Number of times that each message was snoozed."""
     crashes: int = 0
     """Number of consecutive leases of each message that ended unsettled."""
+    retry: RetryRules | None = None
+    """Retry rules of the messages. None if they have none of their own."""
     counted: int = 0
     """Number of messages of the entry that the group's metrics have counted."""
     ripe: bool = False
@@ -458,7 +465,7 @@ class Waiting:
     @property
     def alike(self) -> Alike:
         """The values with which a lease takes over the messages: see `Lease.alike`."""
-        return Alike(self.attempt + 1, self.kept, self.snoozes, self.crashes)
+        return Alike(self.attempt + 1, self.kept, self.snoozes, self.crashes, self.retry)
 
     @property
     def dies_waiting(self) -> bool:
@@ -478,7 +485,7 @@ class Waiting:
         """Return a new entry with some messages that were taken out of this entry. The caller stores it."""
         again = Waiting(self.due_ms, 0, self.attempt, self.error, PackedRanges(ranges), self.since_ms, self.kept)
         again.history, again.made, again.queue = self.history, self.made, self.queue
-        again.snoozes, again.crashes = self.snoozes, self.crashes
+        again.snoozes, again.crashes, again.retry = self.snoozes, self.crashes, self.retry
         return again
 
     def row(self) -> bytes:
@@ -489,7 +496,7 @@ class Waiting:
         """Return the fields of the row of the entry."""
         ranges = self.ranges.packed()
         fields = [self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history]
-        later: list[Any] = [self.made, self.queue, self.snoozes, self.crashes]
+        later: list[Any] = [self.made, self.queue, self.snoozes, self.crashes, self.retry]
         while later and later[-1] in (None, 0):
             later.pop()
         return fields + later
@@ -505,7 +512,8 @@ class Waiting:
         attempt, error, packed, since_ms, kept, expires_ms, history, *more = fields
         ranges = PackedRanges(rows.unpack_ranges(packed))
         entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
-        made, entry.queue, entry.snoozes, entry.crashes = rows.with_defaults(more, None, None, 0, 0)
+        made, entry.queue, entry.snoozes, entry.crashes, retry = rows.with_defaults(more, None, None, 0, 0, None)
+        entry.retry = _load_retry(retry)
         entry.made = Made(*made) if made is not None else None
         return entry
 
@@ -563,6 +571,11 @@ def merged(messages: Iterable[bytes]) -> list[Range]:
 def _base(known: tuple[bytes, int, History]) -> bytes:
     """Return the first message of an item of `Lease._past`: its sort key."""
     return known[0]
+
+
+def _load_retry(retry: list[Any] | None) -> RetryRules | None:
+    """Return the retry rules in a row, unpacked."""
+    return None if retry is None else RetryRules(*retry)
 
 
 def load_history(history: list[list[Any]]) -> History:

@@ -175,8 +175,9 @@ class Forwarding:
 
 def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partition: int) -> Fields:
     """Return a dead message as it is sent to a topic of this kind: its value and key, with headers that contain its
-    origin and the reason of its death. The ttl and the unique key are left out: the ttl has ended, and the unique key
-    may be taken in the target. `source`, `partition`: topic and partition in which the message died."""
+    origin and the reason of its death. Left out are the ttl, which has ended, the unique key, which may be taken in the
+    target, and the retry rules, because the target has its own. `source`, `partition`: topic and partition in which the
+    message died."""
     fields = message.fields
     sent: Fields = {column: fields[column] for column in (Column.VALUE, Column.KEY) if column in fields}
     headers: dict[str, Any] = {}

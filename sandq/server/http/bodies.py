@@ -17,6 +17,7 @@ from sandq.client.producer import delay_of
 from sandq.model.errors import InvalidRequest, InvalidTime
 from sandq.model.json_values import with_json_type
 from sandq.model.limits import FIXED
+from sandq.model.retries import MOST_ATTEMPTS
 from sandq.model.times import TIME_MAX_MS, duration_ms, instant_ms
 from sandq.protocol.fields import PARTITION_MAX
 
@@ -273,6 +274,19 @@ DelayMs = Annotated[
 ]
 
 
+class BackoffIn(BaseModel):
+    """How long a message waits before its next attempt. Members that are left out have the defaults of the setting of
+    topics."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Literal["exponential", "fixed", "linear", "none"] = "exponential"
+    first: Duration = "1s"
+    factor: float = Field(default=2, ge=1, le=100)
+    cap: Duration = "10m"
+    jitter_percent: int = Field(default=20, ge=0, le=100)
+
+
 class MessageIn(BaseModel):
     """A message to produce. Its value is one of `text`, `value` and `json`."""
 
@@ -300,6 +314,12 @@ class MessageIn(BaseModel):
         description="In a priority or fair topic: lower values are delivered first; 0 by default.",
     )
     tenant: str | None = Field(default=None, description="In a fair topic: the tenant; `default` if omitted.")
+    max_attempts: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] | Literal["none"] | None = Field(
+        default=None, description="Its own number of attempts; by default the setting of the group or topic."
+    )
+    backoff: BackoffIn | None = Field(
+        default=None, description="Its own back-off; by default the setting of the group or topic."
+    )
 
     @model_validator(mode="before")
     @classmethod

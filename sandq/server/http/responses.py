@@ -78,6 +78,8 @@ class StoredMany(ResponseModel):
 _KEY: Any = Field(default=None, description="The key, if it is UTF-8.")
 _KEY_BASE64: Any = Field(default=None, description="The key in base64, if it is not UTF-8.")
 _UNIQUE_KEY: Any = Field(default=None, description="The unique key, if it has one that is UTF-8.")
+_MAX_ATTEMPTS: Any = Field(default=None, description="A number or `none`. Only if the message has its own.")
+_BACKOFF: Any = Field(default=None, description="Only if the message has its own.")
 _UNIQUE_KEY_BASE64: Any = Field(default=None, description="The unique key in base64, if it is not UTF-8.")
 _JSON: Any = Field(default=None, alias="json", description="The value, if its headers say that it is JSON.")
 _TEXT: Any = Field(default=None, description="The value, if it is not JSON but UTF-8.")
@@ -177,6 +179,8 @@ class StoredMessage(Message):
     unique_key: str | None = _UNIQUE_KEY
     unique_key_base64: str | None = _UNIQUE_KEY_BASE64
     ttl: str | None = Field(default=None, description="Only if the message has its own.")
+    max_attempts: int | str | None = _MAX_ATTEMPTS
+    backoff: dict[str, Any] | None = _BACKOFF
     state: str
     created_at: str
     due_at: str = Field(description="Original delivery time.")
@@ -204,6 +208,8 @@ class DeadLetter(Message):
     life: int = Field(description="1, and one more after each redrive. Attempts are counted from 1 in each life.")
     lives: list[dict[str, Any]] = Field(description="How the last four earlier lives ended.")
     not_forwarded: str | None = Field(default=None, description="Why the dead letter topic did not accept it.")
+    max_attempts: int | str | None = _MAX_ATTEMPTS
+    backoff: dict[str, Any] | None = _BACKOFF
 
 
 class DeadPage(ResponseModel):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
+from sandq.model.retries import backoff_record
 from sandq.partition import commands as c
 from tests.support.partition.bench import T
 from tests.support.partition.model import Model
@@ -92,8 +93,10 @@ class GroupModel(Model):
 
     def _again(self, group: Group, messages: list[tuple[str, bool, Lives]]) -> None:
         """Make messages ready for a first attempt, from the group's own copies."""
-        seq = self.next_seq()
+        seqs: dict[Any, int] = {}
         for name, immortal, lives in messages:
+            rules = self.messages[name].rules
+            seq = seqs[rules] = seqs.get(rules) or self.next_seq()
             again = Held("waiting", due=self.now, seq=seq, immortal=immortal, since=self.now, lives=lives)
             group.held[name] = again
 
@@ -207,7 +210,7 @@ class GroupModel(Model):
         self.leases[lease.token] = lease
         together = [self.groups[lease.group].held[name] for name in lease.names]
         (lease.crashes,) = {held.crashes for held in together}
-        last = self.setting(self.groups[lease.group], "max_attempts")
+        last = self._last(lease)
         if lease.handlers and last is not None and lease.attempt >= last:
             lease.crashes = max(lease.crashes, 1)
         since = min(held.since for held in together)
@@ -314,13 +317,12 @@ class GroupModel(Model):
     def _give_back(
         self, lease: Lease, names: set[str], delay: int | None, reason: str, error: str | None, crashes: int = 0
     ) -> None:
-        group = self.groups[lease.group]
-        last = self.setting(group, "max_attempts")
+        last = self._last(lease)
         if last is not None and lease.attempt >= last:
             self._bury(lease, names, reason, error)
             return
         if delay is None:
-            delay = self._back_off(group, lease.attempt)
+            delay = self._back_off(lease, lease.attempt)
         self._wait(lease, names, self.now + delay, lease.attempt, error, self._this(lease, reason, error), crashes)
 
     def _this(self, lease: Lease, reason: str, error: str | None) -> Attempt:
@@ -344,7 +346,7 @@ class GroupModel(Model):
         group = self.groups[lease.group]
         (snoozes,) = {group.held[name].snoozes for name in names}
         if delay is None:
-            delay = self._back_off(group, lease.attempt + snoozes)
+            delay = self._back_off(lease, lease.attempt + snoozes)
         for name in names:
             held = group.held[name]
             held.snoozes += 1
@@ -353,8 +355,19 @@ class GroupModel(Model):
         this = self._this(lease, "snoozed", error)
         self._wait(lease, names, self.now + delay, lease.attempt - 1, error, this)
 
-    def _back_off(self, group: Group, attempt: int) -> int:
-        backoff = self.setting(group, "backoff")
+    def _rules(self, lease: Lease) -> tuple[int | None, bytes | None]:
+        """Return the own rules of the messages of a lease, which all have the same."""
+        (rules,) = {self.messages[name].rules for name in lease.names}
+        return rules
+
+    def _last(self, lease: Lease) -> int | None:
+        """Return the number of attempts after which the messages of a lease die."""
+        own = self._rules(lease)[0]
+        return self.setting(self.groups[lease.group], "max_attempts") if own is None else own or None
+
+    def _back_off(self, lease: Lease, attempt: int) -> int:
+        own = self._rules(lease)[1]
+        backoff = self.setting(self.groups[lease.group], "backoff") if own is None else backoff_record(own)
         grown = (backoff["factor_permille"] // 1000) ** (attempt - 1)
         factor = {"none": 0, "fixed": 1, "linear": attempt, "exponential": grown}[backoff["kind"]]
         return int(min(backoff["first_ms"] * factor, backoff["cap_ms"]))

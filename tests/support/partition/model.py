@@ -258,6 +258,7 @@ class Model:
             self.messages[row.name] = Message(
                 row.name, offset, offset, at, row.key, row.ttl, row.unique, self.now, base if whole else offset
             )
+            self.messages[row.name].rules = row.rules
             self.ever[offset] = row.name
             answers.append(offset)
         return answers, refused

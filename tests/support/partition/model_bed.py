@@ -22,6 +22,7 @@ from sandq.partition.log import appends, counts, trim
 from sandq.partition.partition_status import Status
 from sandq.partition.pending import pending
 from sandq.partition.reader import reader
+from sandq.partition.records.leases import Lease
 from sandq.partition.records.lives import load_lives
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
@@ -202,6 +203,10 @@ class Bed(RuleBasedStateMachine):
         found = self.bench.machine.groups.named(name)
         at = {model.messages[n].offset: held for n, held in group.held.items()}
         leased = [(o, lease.token) for lease in found.leases.values() for o in _each(lease.select(lease.live))]
+        rules = {model.messages[n].offset: model.messages[n].rules for n in group.held}
+        for one in [*found.leases.values(), *found.waiting.values()]:
+            for offset in _each(one.select(one.live) if isinstance(one, Lease) else one.ranges):
+                assert (one.retry or (None, None)) == rules[offset]
         assert sorted(leased) == sorted((o, held.token) for o, held in at.items() if held.state == "leased")
         waiting = [(o, w.due_ms - T, w.attempt) for w in found.waiting.values() for o in _each(w.ranges)]
         spilled = spilled_of(self.bench, found.group_id)

@@ -54,6 +54,8 @@ class Message:
     suffix: str = ""
     """Suffix of the value, which an update sets."""
     headers: bytes | None = None
+    rules: tuple[int | None, bytes | None] = (None, None)
+    """Its own number of attempts (0: no limit), and its own back-off."""
 
     @property
     def value(self) -> str:
@@ -177,6 +179,7 @@ class Row:
     key: str | None = None
     ttl: int | None = None
     unique: str | None = None
+    rules: tuple[int | None, bytes | None] = (None, None)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -9,11 +10,17 @@ from hypothesis.stateful import precondition, rule
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.retries import pack_backoff
 from sandq.partition import commands as c
 from sandq.partition.log.appends import Stored
 from tests.support.partition.bench import T, batch_of, by_id
 from tests.support.partition.model_bed import BATCH, KEYS, UNIQUE, Bed, delays, numbers
 from tests.support.partition.model_types import Row
+
+_FIXED = pack_backoff({"kind": "fixed", "first_ms": 300, "factor_permille": 1000, "cap_ms": 300, "jitter_percent": 0})
+_LINEAR = pack_backoff({"kind": "linear", "first_ms": 200, "factor_permille": 1000, "cap_ms": 900, "jitter_percent": 0})
+RULES = ((None, None), (None, None), (1, None), (4, None), (0, _FIXED), (None, _FIXED), (2, _LINEAR))
+"""Own rules of messages: number of attempts (0: no limit), and back-off."""
 
 
 class Producers(Bed):
@@ -24,13 +31,22 @@ class Producers(Bed):
         which=numbers,
         relative=st.booleans(),
         ttls=st.one_of(st.none(), st.none(), st.lists(st.sampled_from([None, 1, 900, 30_000]), min_size=8, max_size=8)),
+        rules=st.one_of(st.none(), st.lists(st.sampled_from(RULES), min_size=8, max_size=8)),
     )
-    def produce(self, dues: list[int], which: int, relative: bool, ttls: list[int | None] | None) -> None:
+    def produce(
+        self,
+        dues: list[int],
+        which: int,
+        relative: bool,
+        ttls: list[int | None] | None,
+        rules: list[tuple[int | None, bytes | None]] | None,
+    ) -> None:
         made = []
         for at, due in enumerate(dues):
             key = KEYS[(which >> at) % len(KEYS)]
-            made.append(Row(self._name(), due if relative else self.at + due, key, ttls[at] if ttls else None))
-        self._append(made, relative, c.REJECT, split=ttls is not None)
+            row = Row(self._name(), due if relative else self.at + due, key, ttls[at] if ttls else None)
+            made.append(row if rules is None else replace(row, rules=rules[at]))
+        self._append(made, relative, c.REJECT, split=ttls is not None or rules is not None)
 
     @precondition(lambda self: self.model.ordered)
     @rule(key=st.sampled_from("ab"), dues=st.lists(delays, min_size=3, max_size=BATCH))
@@ -52,7 +68,7 @@ class Producers(Bed):
         policy=st.sampled_from([c.REJECT, c.REPLACE, c.IGNORE, c.REPLACE_PENDING]),
     )
     def produce_unique(self, named: list[tuple[str | None, int]], policy: int) -> None:
-        made = [Row(self._name(), due, unique, None, unique) for unique, due in named]
+        made = [Row(self._name(), due, unique, None, unique, RULES[due % len(RULES)]) for unique, due in named]
         self._append(made, True, policy, split=True)
 
     def _name(self) -> str:
@@ -68,6 +84,8 @@ class Producers(Bed):
             keys=[row.key for row in made] if any(row.key for row in made) else None,
             ttls=[row.ttl for row in made] if any(row.ttl for row in made) else None,
             unique=[row.unique for row in made] if any(row.unique for row in made) else None,
+            attempts=[row.rules[0] for row in made],
+            backoffs=[row.rules[1] for row in made],
         )
         split = split or (self.model.ordered and any(row.key for row in made))
         stored = self.apply(c.Append(batch, on_conflict=policy, split=split))

@@ -44,6 +44,8 @@ class RankedBench(Bench):
             cells[Column.TTL_MS] = columns["ttl"]
         if "unique" in columns:
             cells[Column.UNIQUE_KEY] = [None if key is None else key.encode() for key in columns["unique"]]
+        if "attempts" in columns:
+            cells[Column.MAX_ATTEMPTS] = columns["attempts"]
         split = bool(columns)
         made = self.apply(at, c.Append(encode(cells), split=split))[0]
         if isinstance(made, Stored):

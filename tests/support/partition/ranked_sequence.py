@@ -13,6 +13,7 @@ from typing import Any
 
 from sandq.model import nack_ends, offsets
 from sandq.model.batch import Column, encode
+from sandq.model.retries import pack_backoff
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.base import rows
@@ -33,6 +34,10 @@ TENANTS = ("a", "b", "a.x", "a.y", "a.x.p", None)
 DEFAULT = "default"
 MAX_ATTEMPTS = 3
 BACK_OFF = 1000
+OWN_BACK_OFF = 300
+_FIXED = {"kind": "fixed", "first_ms": OWN_BACK_OFF, "factor_permille": 1000, "cap_ms": 300, "jitter_percent": 0}
+RULES = ((None, None), (1, None), (5, None), (None, pack_backoff(_FIXED)), (0, pack_backoff(_FIXED)))
+"""Own rules of messages: number of attempts (0: no limit), and back-off."""
 PENDING, LEASED, WAITING, DEAD, ACKED = "pending", "leased", "waiting", "dead", "acked"
 REFUSALS = (LEASED, DEAD, ACKED)
 LARGE = 5000
@@ -48,6 +53,8 @@ class Message:
     tenant: str
     ttl: int | None
     unique: str | None
+    rules: tuple[int | None, bytes | None] = (None, None)
+    """Its own number of attempts (0: no limit), and its own back-off."""
     gone: bool = False
     was_passed: bool = False
     """Whether, at some time, all groups had made an attempt at the message."""
@@ -189,6 +196,11 @@ class RankedSequence:
             unique = [draw.choice([None, *"uvw"]) for _ in names]
             cells[Column.UNIQUE_KEY] = [None if key is None else key.encode() for key in unique]
             split = True
+        rules: list[tuple[int | None, bytes | None]] = [(None, None)] * count
+        if draw.random() < 0.3:
+            rules = [draw.choice(RULES) for _ in names]
+            cells[Column.MAX_ATTEMPTS], cells[Column.BACKOFF] = zip(*rules, strict=True)
+            split = True
         policy = draw.choice([c.REJECT, c.REPLACE])
         keys = [None if key is None else self._scoped(key, tenant) for key, tenant in zip(unique, tenants, strict=True)]
         before = {key: self._named_by(key) for key in keys if key is not None}
@@ -207,7 +219,7 @@ class RankedSequence:
                 if old is not None:
                     self._replaced(old, policy)
                 before[key] = name
-            message = Message(name, places[at], places[at], priorities[at] or 0, "", ttls[at], key)
+            message = Message(name, places[at], places[at], priorities[at] or 0, "", ttls[at], key, rules[at])
             message.tenant = (tenants[at] or DEFAULT) if self.kind == "fair" else ""
             self.messages[name] = message
 
@@ -298,6 +310,7 @@ class RankedSequence:
         assert held.state in (PENDING, WAITING), f"{name} is {held.state} in {group.name}"
         assert (message.at if held.state == PENDING else held.due) <= self.now, f"{name} came early"
         assert lease.attempt == held.attempt + 1
+        assert (lease.retry or (None, None)) == message.rules
         assert not self._expired(message, held), f"{name} should be dead"
 
     def _ready(self, group: Group) -> list[str]:
@@ -347,7 +360,7 @@ class RankedSequence:
             assert names == group.schedule.take(queues, len(names))
 
     def _check_cuts(self, leases: Sequence[Lease]) -> None:
-        """Check that adjacent leases differ in attempts, snoozes or storage of messages, unless a limit split them."""
+        """Check that adjacent leases differ in attempts, snoozes, storage or rules, unless a limit split them."""
         for one, other in pairwise(leases):
             if one.consumer == other.consumer and not self.cut_short and not self.ttls:
                 assert one.alike != other.alike
@@ -400,7 +413,7 @@ class RankedSequence:
                 for held in [self.groups[lease.group].of(name) for name in names]:
                     held.priority = news.get(Column.PRIORITY, held.priority)
                     held.headers = news.get(Column.HEADERS, held.headers)
-                due = self.now + (BACK_OFF if delay is None else delay)
+                due = self.now + (self._back_off(lease) if delay is None else delay)
                 if end == nack_ends.SNOOZE:
                     self._wait(lease, names, due, lease.attempt - 1)
                 else:
@@ -409,11 +422,17 @@ class RankedSequence:
                 self._wait(lease, names, self.now, lease.attempt - 1)
 
     def _give_back(self, lease: ModelLease, names: Sequence[str], due: int) -> None:
-        if lease.attempt < MAX_ATTEMPTS:
+        own = self.messages[lease.names[0]].rules[0]
+        if own == 0 or lease.attempt < (own or MAX_ATTEMPTS):
             self._wait(lease, names, due, lease.attempt)
             return
         for name in names:
             self.groups[lease.group].of(name).state = DEAD
+
+    def _back_off(self, lease: ModelLease) -> int:
+        """Return the back-off of the messages of a lease, which all have the same."""
+        (rules,) = {self.messages[name].rules for name in lease.names}
+        return BACK_OFF if rules[1] is None else OWN_BACK_OFF
 
     def _wait(self, lease: ModelLease, names: Sequence[str], due: int, attempt: int) -> None:
         for name in names:
@@ -431,7 +450,7 @@ class RankedSequence:
             in_parts.expire(self.apply, self.bench.machine)
         for token, lease in self.leases.items():
             if lease.deadline <= self.now:
-                self._give_back(lease, self._live(token), self.now + BACK_OFF)
+                self._give_back(lease, self._live(token), self.now + self._back_off(lease))
         self.watch_dead()
 
     def release(self, draw: Random) -> None:
@@ -461,7 +480,7 @@ class RankedSequence:
         with in_parts.small_budget(self.budget):
             assert in_parts.reclaim(self.apply, c.Reclaim(group, consumer, self.epoch, ms)) == (len(old), 0)
         for token in worn:
-            self._give_back(self.leases[token], held[token], self.now + BACK_OFF)
+            self._give_back(self.leases[token], held[token], self.now + self._back_off(self.leases[token]))
         self.watch_dead()
         for token, lease in zip(sorted(old), self.bench.machine.leases.live_of(group, consumer), strict=True):
             assert [self._name(one) for one in self.bench.messages(lease)] == held[token]

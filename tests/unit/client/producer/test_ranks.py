@@ -33,9 +33,9 @@ def cells(server: FakeServer) -> dict[bytes | None, tuple[int, Any, Any]]:
 
 def test_a_message_without_a_rank_has_nothing_of_it() -> None:
     checks = MessageValidation({})
-    *_, traits, _, _, _, _, rank = checks.message(b"v")
+    *_, traits, _, _, _, _, rank, _ = checks.message(b"v")
     assert (traits & RANK_BIT, rank) == (0, None)
-    *_, traits, _, _, _, _, rank = checks.message(b"v", priority=0)
+    *_, traits, _, _, _, _, rank, _ = checks.message(b"v", priority=0)
     assert (traits & RANK_BIT, rank) == (RANK_BIT, (0, None))
 
 

@@ -61,6 +61,8 @@ export function whenOptions({ when, at, delay }) {
   return { at: Number.isNaN(found.getTime()) ? "2030-01-31T08:00:00Z" : found.toISOString() };
 }
 
+const waits = (values) => Boolean(values.backoff) && values.backoff !== "none";
+
 export function produce(topic, kind) {
   const ranked = kind === "priority" || kind === "fair";
   act({
@@ -75,6 +77,12 @@ export function produce(topic, kind) {
         { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "reject this message"], ["replace", "replace the other message"], ["replace_pending", "replace it if no group has received it"], ["ignore", "keep the other message"]], value: "reject", shownIf: (values) => values.unique_key !== "" },
       ]),
       { name: "ttl", label: "Time to live", placeholder: "none" },
+      ...(kind === "compacted" ? [] : [
+        { name: "max_attempts", label: "Attempts at most", placeholder: "the group's or topic's", help: "A number, or none." },
+        { name: "backoff", label: "Back-off", kind: "select", value: "", options: [["", "the group's or topic's"], "exponential", "fixed", "linear", "none"] },
+        { name: "first", label: "First wait", placeholder: "1s", shownIf: waits },
+        { name: "cap", label: "Longest wait", placeholder: "10m", shownIf: waits },
+      ]),
       { name: "headers", label: "Headers", kind: "textarea", rows: 2, placeholder: "name=value" },
       ...(ranked ? [{ name: "priority", label: "Priority", kind: "number", placeholder: "0", help: "Lower values are delivered first." }] : []),
       ...(kind === "fair" ? [{ name: "tenant", label: "Tenant", placeholder: "default" }] : []),
@@ -85,6 +93,8 @@ export function produce(topic, kind) {
         ...content.options, key: values.key, ...whenOptions(values), "unique-key": values.unique_key,
         "on-conflict": values.unique_key && values.on_conflict !== "reject" ? values.on_conflict : null,
         ttl: values.ttl, header: headerLines(values.headers), priority: values.priority, tenant: values.tenant,
+        "max-attempts": values.max_attempts, backoff: values.backoff,
+        ...(waits(values) ? { "backoff-first": values.first, "backoff-cap": values.cap } : {}),
       });
     },
     run: async (values) => {
@@ -95,6 +105,8 @@ export function produce(topic, kind) {
         ...(Object.keys(headers).length ? { headers } : {}),
         ...(values.unique_key ? { unique_key: values.unique_key, on_conflict: values.on_conflict } : {}),
         ...(values.priority ? { priority: Number(values.priority) } : {}), ...(values.tenant ? { tenant: values.tenant } : {}),
+        ...(values.max_attempts ? { max_attempts: values.max_attempts === "none" ? "none" : Number(values.max_attempts) } : {}),
+        ...(values.backoff ? { backoff: { kind: values.backoff, ...(waits(values) && values.first ? { first: values.first } : {}), ...(waits(values) && values.cap ? { cap: values.cap } : {}) } } : {}),
       };
       const stored = await post(path("topics", topic), body);
       return `Stored as ${stored.id} in partition ${stored.partition}`;
