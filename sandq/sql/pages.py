@@ -22,6 +22,7 @@ from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.headers import headers_or_none
 from sandq.model.offset_texts import CHARS, texts_of_column, texts_of_run, times_of_column
 from sandq.model.piece import Piece
+from sandq.model.retries import written_rules
 from sandq.sql.schema import Kind
 
 _BYTES: Final = offset_model.OFFSET_BYTES
@@ -42,6 +43,8 @@ _OF_BATCH: Final = {
     "priority": Column.PRIORITY,
     "tenant": Column.TENANT,
     "ttl_ms": Column.TTL_MS,
+    "max_attempts": Column.MAX_ATTEMPTS,
+    "backoff": Column.BACKOFF,
 }
 COLUMNS: Final = frozenset(
     {*_OF_BATCH, "topic", "partition", "id", "offset", "deliver_at", "created_at", "key", "text", "size"}
@@ -137,6 +140,12 @@ class _Maker:
 
     def _ttl_ms(self) -> Any:
         return self._cells(Column.TTL_MS)
+
+    def _max_attempts(self) -> Any:
+        return self._cells(Column.MAX_ATTEMPTS).cast(pa.int32())
+
+    def _backoff(self) -> Any:
+        return backoff_array(self._cells(Column.BACKOFF))
 
     def _headers(self) -> Any:
         return headers_array(self._cells(Column.HEADERS))
@@ -245,6 +254,13 @@ def headers_array(cells: Any) -> Any:
     encoded = cells.dictionary_encode()  # many messages have equal headers: convert them once
     named = pa.array([headers_text(cell) for cell in encoded.dictionary.to_pylist()], pa.string())
     return pc.fill_null(named.take(encoded.indices), "{}")
+
+
+def backoff_array(cells: Any) -> Any:
+    """Convert columns BACKOFF to JSON, with the keys of the setting of topics."""
+    encoded = cells.dictionary_encode()  # many messages have equal back-offs: convert them once
+    shown = [json.dumps(written_rules(None, cell)["backoff"]) for cell in encoded.dictionary.to_pylist()]
+    return pa.array(shown, pa.string()).take(encoded.indices)
 
 
 def texts(cells: Any) -> Any:

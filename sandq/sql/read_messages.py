@@ -21,6 +21,7 @@ from sandq.sql.budget import Held
 from sandq.sql.caller_view import CallerView
 from sandq.sql.pages import (
     MovedMessages,
+    backoff_array,
     columns_of,
     headers_array,
     headers_text,
@@ -263,6 +264,8 @@ def _of_map(name: str, kind: Any, topic: str, partition: int, maps: Sequence[Map
         return texts(pa.array([row[_TEXTS[name]] for row in maps], pa.binary()))
     if name == "headers":
         return headers_array(pa.array([row["headers"] for row in maps], pa.binary()))
+    if name == "backoff":
+        return backoff_array(pa.array([row.get(name) for row in maps], pa.binary()))
     if name in _SAME:
         return pa.array([row[name] for row in maps], kind)
     if name == "key_bytes":

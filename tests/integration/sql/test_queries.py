@@ -107,11 +107,26 @@ async def test_a_message_is_found_by_its_id() -> None:
         assert (row["key"], row["key_bytes"], row["text"]) == ("k", b"k", '{"who": "ada"}')
         assert row["json"] == '{"who": "ada"}' and row["headers"] == '{"a": 1, "b": {"base64": "/w=="}}'
         assert (row["ttl_ms"], row["size"], row["moves"], row["moved_at"]) == (7_200_000, 14, 0, None)
+        assert (row["max_attempts"], row["backoff"]) == (None, None)
         moved = await bench.client.messages("t").move(id, delay="2h")
         (row,) = await bench.rows(f"SELECT * FROM messages WHERE topic = 't' AND id = '{id}'")
         assert (row["offset"], row["moves"]) == (moved, 1)
         assert row["deliver_at"] - row["due_at"] == datetime.timedelta(hours=1)
         assert await bench.rows("SELECT * FROM messages WHERE topic = 't' AND id = 'no such id'") == []
+
+
+@pytest.mark.parametrize("column", ["", ", state"])
+async def test_a_message_shows_its_own_rules(column: str) -> None:
+    """Without the state, whole pages of the log are read."""
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t")
+        await bench.client.produce("t", "a", delay="1h", max_attempts=20, backoff={"kind": "fixed", "first": "90s"})
+        await bench.client.produce("t", "b", delay="2h", max_attempts="none")
+        await bench.client.produce("t", "c", delay="3h")
+        query = f"SELECT max_attempts, backoff->>'$.first' AS first{column} FROM messages WHERE topic = 't'"
+        rows = await bench.rows(f"{query} ORDER BY deliver_at LIMIT 9")
+        found = [(row["max_attempts"], row["first"]) for row in rows]
+        assert found == [(20, "1m30s"), (0, None), (None, None)]
 
 
 CONDITIONS = (
