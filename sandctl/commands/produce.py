@@ -110,7 +110,7 @@ def produce(
       sandctl produce orders '{"order": 17}' --json --key customer-7 --in 2h
       sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
       sandctl produce orders tick --count 600 --rate 10
-      sandctl produce invoices 4711 --max-attempts 20 --backoff fixed --backoff-first 1h --backoff-cap 1h
+      sandctl produce invoices 4711 --max-attempts 20 --backoff linear --backoff-first 30s
       sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
 
     --json adds the header content-type: application/json, so that consumers show the value as JSON.
@@ -122,10 +122,7 @@ def produce(
     and --backoff... apply to the objects that do not have these fields.
     """
     is_many = lines or jsonl
-    if lines and jsonl:
-        raise click.UsageError("--lines and --jsonl cannot be used together")
-    if at is not None and delay is not None:
-        raise click.UsageError("--at and --in cannot be used together")
+    _check_alternatives(lines=lines, jsonl=jsonl, at=at, delay=delay)
     if payload is None and path is None and not is_many:
         raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
     if payload is not None and (path is not None or is_many):
@@ -145,8 +142,7 @@ def produce(
         "tenant": tenant,
         "partition": partition,
     }
-    common: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    common |= message_rules(rules)
+    common: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | message_rules(rules)
     common["on_conflict"] = on_conflict
     with open_source(path, needed=payload is None) as source:
         if is_many:
@@ -162,6 +158,14 @@ def produce(
             receipt = run(lambda client: _send_one(client, topic, value, common))
             with _Offsets("message", None) as offsets:
                 offsets.add(*receipt)
+
+
+def _check_alternatives(*, lines: bool, jsonl: bool, at: int | None, delay: timedelta | None) -> None:
+    """Raise UsageError if both of two options are given of which only one may be."""
+    if lines and jsonl:
+        raise click.UsageError("--lines and --jsonl cannot be used together")
+    if at is not None and delay is not None:
+        raise click.UsageError("--at and --in cannot be used together")
 
 
 def _check_many(*, is_json: bool, unique_key: str | None, count: int | None) -> None:

@@ -9,12 +9,13 @@ import click
 
 from sandctl.options.payload import headers_of
 from sandctl.options.times import DURATION, INSTANT, raw
+from sandctl.options.topic_settings import BACKOFF_OPTIONS, message_options, message_rules
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 CHANGEABLE = (
     *("cron", "every", "zone", "start", "end", "count", "jitter", "misfire", "misfire-most", "overlap-group"),
-    *("key", "headers", "ttl", "priority"),
+    *("key", "headers", "ttl", "priority", "max-attempts", "backoff"),
 )
 """Names that `--reset` accepts."""
 
@@ -64,6 +65,7 @@ def time_options(command: F) -> F:
 
 def schedule_options(command: F) -> F:
     """Add all settings of a schedule except its name and its value."""
+    command = message_options()(command)
     for option in reversed(_MORE):
         command = option(command)
     return time_options(command)
@@ -71,7 +73,10 @@ def schedule_options(command: F) -> F:
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given settings as the client takes them."""
-    given = {name: value for name, value in options.items() if value is not None and name not in ("key", "headers")}
+    rules = message_rules(options)
+    apart = ("key", "headers", "max_attempts", *BACKOFF_OPTIONS)
+    given = {name: value for name, value in options.items() if value is not None and name not in apart}
+    given |= {name: rule for name, rule in rules.items() if name in ("max_attempts", "backoff")}
     if (key := raw(options.get("key"))) is not None:
         given["key"] = key
     if (headers := headers_of(options.get("headers", ()))) is not None:

@@ -18,6 +18,8 @@ _BACKOFF_KEYS = {
     "backoff_cap": "cap",
     "backoff_jitter": "jitter_percent",
 }
+BACKOFF_OPTIONS = tuple(_BACKOFF_KEYS)
+"""Names of the options for a back-off, which have the parts of the setting `backoff`."""
 _TYPES = {FACTOR: float, PERCENT: int}
 # Options to settings whose text the broker parses.
 _PLAIN = {

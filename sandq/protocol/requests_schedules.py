@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.names import check_tenant, of_schedule
+from sandq.model.retries import is_backoff, is_max_attempts
 from sandq.protocol.fields import U48_MAX
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import U48, Bounds, Partition, Request, characters, choice, each, length
@@ -166,13 +167,22 @@ class ScheduleRecord(NamedTuple):
     created_ms: int
     changed_ms: int
     history: Sequence[Sequence[Any]]
+    max_attempts: int | None = None
+    backoff: bytes | None = None
 
     @classmethod
     def of(cls, row: object) -> Self:
         """Read a schedule. Raise ProtocolError if it is malformed."""
-        return cls._make(_read("schedule", row, _SCHEDULE))
+        record = cls(*_read("schedule", row, _SCHEDULE))
+        rules = {name: row[name] for name in _RULES if name in row} if isinstance(row, dict) else {}
+        for name, cell in rules.items():
+            if not _RULES[name](cell):
+                raise ProtocolError(f"a schedule whose {name} is wrong: {str(cell)[:60]}")
+        return record._replace(**rules)
 
 
+_RULES: Final = {"max_attempts": is_max_attempts, "backoff": is_backoff}
+"""Keys of a schedule that are missing unless its messages have their own retry rules, with their checks."""
 _RESULT: Final[Mapping[str, tuple[type, ...]]] = {
     **{"outcome": (str,), "version": (int,), "next_ms": (int, _NIL), "fire_ms": (int, _NIL), "id": (bytes, _NIL)}
 }

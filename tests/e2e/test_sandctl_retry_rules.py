@@ -21,7 +21,7 @@ def ctl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ctl]:
     node.close()
 
 
-def test_options_and_lines(ctl: Ctl) -> None:
+def test_produce_gives_messages_their_own_rules(ctl: Ctl) -> None:
     ctl("topic create mails")
     ctl("produce mails invoice --max-attempts 20 --backoff fixed --backoff-first 1h --backoff-cap 1h")
     lines = [{"text": "a"}, {"text": "b", "max_attempts": "none", "backoff": HOURLY}]
@@ -42,6 +42,16 @@ def test_stored_messages_are_produced_again_with_their_rules(ctl: Ctl) -> None:
     shown = ctl("message list source --values -o jsonl").out
     ctl("produce copy --jsonl", stdin=shown)
     assert [one["max_attempts"] for one in ctl.json("message list copy")] == [7]
+
+
+def test_messages_of_a_schedule(ctl: Ctl) -> None:
+    ctl("topic create reports")
+    ctl("schedule create reports daily m --every 1h --ttl 1d --max-attempts 7 --backoff fixed --backoff-first 90s")
+    shown = ctl.json("schedule show reports daily")
+    assert (shown["max_attempts"], shown["backoff"]["first"], shown["ttl"]) == (7, "1m30s", "1d")
+    ctl("schedule update reports daily --max-attempts none --reset backoff")
+    shown = ctl.json("schedule show reports daily")
+    assert (shown["max_attempts"], shown.get("backoff"), shown["ttl"]) == ("none", None, "1d")
 
 
 def test_wrong_values_are_refused(ctl: Ctl) -> None:

@@ -79,6 +79,21 @@ async def test_message_that_an_ack_sends_has_its_own_rules(api: sandq.Client) ->
     assert [(one.max_attempts, one.backoff) for one in own] == [(1, None)]
 
 
+async def test_messages_of_a_schedule_have_their_own_rules(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    schedules = api.schedules("t")
+    made = await schedules.create("s", b"m", every="1h", max_attempts=7, backoff=HOURLY)
+    assert (made.max_attempts, made.backoff) == (7, SHOWN)
+    assert (await schedules.create("s", b"m", every="1h", max_attempts=7, backoff=HOURLY)).version == made.version
+    sent = await schedules.trigger("s")
+    found = await api.messages("t").get(str(sent))
+    assert (found.max_attempts, found.backoff) == (7, SHOWN)
+    changed = await schedules.update("s", value=b"n", backoff=None)
+    assert (changed.max_attempts, changed.backoff) == (7, None)
+    with pytest.raises(InvalidRequest, match="max_attempts: 0 is not within 1 to 1000"):
+        await schedules.update("s", max_attempts=0)
+
+
 async def test_wrong_rules_are_refused(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     await api.admin.create_topic("k", kind="compacted")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.names import of_schedule, schedule_id
+from sandq.model.retries import Backoff, MaxAttempts, written_rules
 from sandq.protocol.requests_schedules import ScheduleRecord
 
 ACTIVE, PAUSED, ENDED = "active", "paused", "ended"
@@ -67,6 +68,9 @@ class Schedule:
     history: Sequence[Occurrence]
     _headers: bytes | None = field(repr=False)
     _anchor_ms: int | None = field(repr=False, default=None)
+    max_attempts: MaxAttempts | None = None
+    backoff: Backoff | None = None
+    """Retry rules of its messages. None unless they have their own."""
 
     @classmethod
     def of(cls, topic: str, partition: int, record: ScheduleRecord) -> Schedule:
@@ -103,6 +107,7 @@ class Schedule:
             history=[Occurrence(row[0], row[1], row[2], _text(row[3])) for row in record.history],
             _headers=record.headers,
             _anchor_ms=settings.get("anchor_ms"),
+            **written_rules(record.max_attempts, record.backoff),
         )
 
     @property

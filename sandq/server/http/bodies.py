@@ -287,6 +287,9 @@ class BackoffIn(BaseModel):
     jitter_percent: int = Field(default=20, ge=0, le=100)
 
 
+MaxAttempts = Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] | Literal["none"]
+
+
 class MessageIn(BaseModel):
     """A message to produce. Its value is one of `text`, `value` and `json`."""
 
@@ -314,7 +317,7 @@ class MessageIn(BaseModel):
         description="In a priority or fair topic: lower values are delivered first; 0 by default.",
     )
     tenant: str | None = Field(default=None, description="In a fair topic: the tenant; `default` if omitted.")
-    max_attempts: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] | Literal["none"] | None = Field(
+    max_attempts: MaxAttempts | None = Field(
         default=None, description="Its own number of attempts; by default the setting of the group or topic."
     )
     backoff: BackoffIn | None = Field(

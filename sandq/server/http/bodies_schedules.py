@@ -9,7 +9,17 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from sandq.client.schedules import FROM_BROKERS, read_changes, read_schedule
 from sandq.model.limits import FIXED
 from sandq.protocol.requests_schedules import TIMES_MOST
-from sandq.server.http.bodies import INT_MAX, MESSAGES_MAX, Body, Duration, HeaderValue, Instant, check_members
+from sandq.server.http.bodies import (
+    INT_MAX,
+    MESSAGES_MAX,
+    BackoffIn,
+    Body,
+    Duration,
+    HeaderValue,
+    Instant,
+    MaxAttempts,
+    check_members,
+)
 
 _CRON = "Five fields (minute, hour, day of month, month, day of week), six with seconds first, or an alias: `@daily`."
 
@@ -60,6 +70,8 @@ class _Definition(Times):
     priority: int | None = Field(
         default=None, ge=FIXED.priority_least, le=FIXED.priority_most, description="In a priority or fair topic."
     )
+    max_attempts: MaxAttempts | None = Field(default=None, description="Attempts of each message.")
+    backoff: BackoffIn | None = Field(default=None, description="Back-off of each message.")
 
     def _given(self) -> dict[str, Any]:
         """Return the given members. A null `text` or `value` is dropped if a further value is given.

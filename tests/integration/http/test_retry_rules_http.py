@@ -38,6 +38,17 @@ async def test_message_dies_after_its_own_attempts(web: Web) -> None:
     assert (letter["attempts"], letter["max_attempts"]) == (1, 1)
 
 
+async def test_messages_of_a_schedule_have_their_own_rules(web: Web) -> None:
+    await topic(web)
+    body = {"name": "s", "text": "m", "every": "1h", "max_attempts": "none", "backoff": HOURLY}
+    await web.post("/topics/t/schedules", body)
+    found = await web.get("/topics/t/schedules/s")
+    assert (found["max_attempts"], found["backoff"]) == ("none", SHOWN)
+    await web.patch("/topics/t/schedules/s", {"max_attempts": 3, "backoff": None})
+    found = await web.get("/topics/t/schedules/s")
+    assert (found["max_attempts"], found.get("backoff")) == (3, None)
+
+
 @pytest.mark.parametrize(
     ("body", "where"),
     [
