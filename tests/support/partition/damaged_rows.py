@@ -17,6 +17,7 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.outbox import DEAD_LETTER
+from sandq.model.retries import pack_backoff
 from sandq.model.stored_rows import check_rows
 from sandq.partition import commands as c
 from sandq.partition.base import rows
@@ -108,7 +109,9 @@ def _fill(bench: Bench, kind: str) -> None:
 
     keys = [b"k%d" % (at % 2) for at in range(6)]
     send(9, 7, 1)
-    send(6, split=True, key=keys, ttl_ms=[600_000] * 6)
+    backoff = pack_backoff({"kind": "fixed", "first_ms": 9, "factor_permille": 1000, "cap_ms": 9, "jitter_percent": 0})
+    rules = {"max_attempts": [2, 2, 0, None, None, None], "backoff": [None, None, backoff, backoff, None, None]}
+    send(6, split=True, key=keys, ttl_ms=[600_000] * 6, **rules)
     send(3, split=True, unique_key=[b"u1", b"u2", b"u2"], key=[b"u1", b"k0", b"k1"])
     send(4, deliver_ms=[T + 60_000] * 4)
     send(3, split=True, unique_key=[b"v1", b"v2", b"v3"], deliver_ms=[T + 7_200_000 + at for at in range(3)])
