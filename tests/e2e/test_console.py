@@ -65,6 +65,23 @@ def topic(api: Api, name: str, **given: Any) -> str:
     return name
 
 
+def test_a_message_is_produced_with_its_own_attempts(console: Console) -> None:
+    browser, api = console.browser, console.api
+    topic(api, "mails.own")
+    console.go("#/topics/mails.own")
+    browser.reads("mails.own", "h1")
+    given = {"value": "invoice", "max_attempts": "20", "backoff": "fixed", "first": "1h", "cap": "1h"}
+    said = console.act("Produce…", "Produce", **given)
+    options = "--max-attempts 20 --backoff fixed --backoff-first 1h --backoff-cap 1h"
+    assert f"sandctl produce mails.own invoice {options}" in said
+    (message,) = api("GET", "/topics/mails.own/messages")["messages"]
+    assert (message["max_attempts"], message["backoff"]["kind"], message["backoff"]["first"]) == (20, "fixed", "1h")
+    console.go("#/topics/mails.own/messages")
+    browser.fill("name", message["id"], "main")
+    browser.click("Show", "main")
+    browser.reads("kind fixed, first 1h, factor 2, cap 1h, jitter_percent 20")
+
+
 def test_topics_are_made_shown_purged_and_deleted(console: Console) -> None:
     browser, api = console.browser, console.api
     console.go("")
