@@ -54,6 +54,7 @@ def append(due: list[int], rng: random.Random | None) -> c.Command:
         columns = {
             "keys": [rng.choice(["k", "l", None]) for _ in due],
             "ttls": [rng.choice([1, 20, 60_000, None]) for _ in due],
+            "attempts": [rng.choice([2, None, None]) for _ in due],
         }
     return c.Append(batch_of(["v"] * len(due), due=due, **columns), split=rng is not None)
 

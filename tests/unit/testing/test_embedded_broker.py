@@ -441,6 +441,23 @@ def test_offsets_do_not_depend_on_how_fast_the_broker_is() -> None:
     assert stories[0] == stories[1] == stories[2]
 
 
+def test_blocking_producer_gives_messages_their_own_attempts() -> None:
+    with sandq.testing.broker() as b, b.client() as client:
+        b.create_topic("t", max_attempts=3, backoff=FIXED)
+        with client.producer("t") as producer:
+            producer.send(b"send", max_attempts=1)
+            producer.send_many([b"many", {"value": b"mapping", "max_attempts": 2}], max_attempts=4)
+        client.produce("t", b"topic")
+        leases, attempts = client.leases("t", "g"), dict[bytes, int]()
+        for _ in range(4):
+            taken = leases.take(10)
+            attempts |= {message.value: message.attempt for message in taken}
+            leases.nack(taken)
+            b.advance("10m")
+        assert attempts == {b"send": 1, b"mapping": 2, b"topic": 3, b"many": 4}
+        assert {letter.value: letter.attempts for letter in b.dead("t", "g")} == attempts
+
+
 def test_client_request_waits_for_the_request_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     wait = EmbeddedNode._idle
