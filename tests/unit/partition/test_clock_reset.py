@@ -10,6 +10,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import InvalidRequest, Unavailable
 from sandq.model.limits import FIXED
+from sandq.model.retries import RetryRules
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
@@ -595,3 +596,17 @@ def test_batch_at_its_wanted_time_stays() -> None:
     set_back(bench, 3000)
     kinds = {value[0] for _, value in bench.rows(rows.LOG)}
     assert kinds == {rows.KIND_BATCH}
+
+
+def test_messages_keep_their_own_attempts_in_a_reset() -> None:
+    """One message waits for its next attempt, one is leased, one is delayed."""
+    bench = poisoned()
+    for name, due in (("waiting", None), ("leased", None), ("delayed", YEAR + HOUR)):
+        bench.put(name, at=YEAR, due=due, attempts=7)
+    waiting, leased = bench.lease(1, at=YEAR), bench.lease(1, at=YEAR)
+    bench.nack(waiting[0].token, at=YEAR, delay=HOUR)
+    assert leased
+    set_back(bench, 3000, restart=True)
+    again = [*bench.lease(at=3000), *bench.lease(at=3000 + HOUR), *bench.lease(at=YEAR + HOUR)]
+    assert sorted(bench.values(again)) == ["delayed", "leased", "waiting"]
+    assert {lease.retry for lease in again} == {RetryRules(7)}
