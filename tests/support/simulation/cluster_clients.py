@@ -11,6 +11,7 @@ from typing import Any
 from sandq.model.batch import Column, encode
 from sandq.model.errors import AlreadyStored, NotLeader, OutOfSequence, SandqError
 from sandq.model.limits import FIXED
+from sandq.model.retries import UNLIMITED
 from sandq.model.sequence import RESENT
 from sandq.partition import commands as c
 from tests.support.simulation.cluster_consumer import CONSUMERS, Consumer
@@ -103,6 +104,8 @@ class Clients:
             for message in sent:
                 message.unique_key = rng.choice((None, b"u1", b"u2"))
             columns[Column.UNIQUE_KEY] = [message.unique_key for message in sent]
+            # The topic has no limit of attempts either, but a lease holds only messages with equal rules.
+            columns[Column.MAX_ATTEMPTS] = [UNLIMITED if at % 2 == 1 else None for at in range(len(sent))]
         self.oracle.sent.update((message.payload, message) for message in sent)
         return sent, columns
 
