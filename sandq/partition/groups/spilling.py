@@ -123,7 +123,7 @@ class Spilling:
         assert entry is not None, "only a spilled message begins again"
         due_ms = max(step.now_ms, offsets.deliver_ms(offset))
         again = Waiting(due_ms, 0, 0, None, entry.ranges, step.now_ms, kept=True, made=Made(step.stamp_ms, 0))
-        again.queue = entry.queue
+        again.queue, again.retry = entry.queue, entry.retry
         self.put_again(step, group, offset, again)
 
     def put_again(self, step: Step, group: Group, offset: bytes, entry: Waiting) -> None:

@@ -1,4 +1,4 @@
-"""Simulate an outage: consumers of a fair topic nack the messages of some tenants, because the service that they call is
+"""Simulate an outage: consumers of a fair topic nack the messages of some tenants, because a service that they call is
 down. The messages of the other tenants are acked."""
 
 from __future__ import annotations
