@@ -8,7 +8,20 @@ import resource
 import sys
 from dataclasses import asdict
 
-from benchmarks.load import abuse, client, consume, due, keys, lateness, pending, produce, ranked, schedules, small
+from benchmarks.load import (
+    abuse,
+    client,
+    consume,
+    due,
+    keys,
+    lateness,
+    outage,
+    pending,
+    produce,
+    ranked,
+    schedules,
+    small,
+)
 from benchmarks.load.work import Work
 from demo.node import end_with_parent
 
@@ -19,6 +32,7 @@ WORKS: dict[str, Work] = {
     "consume": consume.consume,
     "consume_trimming": consume.trimming,
     "consume_paced": consume.paced,
+    "outage": outage.outage,
     "consume_nack": consume.nack,
     "due": due.due,
     "lateness": lateness.lateness,
