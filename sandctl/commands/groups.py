@@ -105,6 +105,7 @@ def show(topic: str, name: str) -> None:
         **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
         **_blocked(rows),
         "unfinished": sum(row.get("unfinished") or 0 for row in rows),
+        **_dropped(rows),
         **({"expired": True} if any(row.get("expired") for row in rows) else {}),
         "dead_reasons": dict(reasons) if reasons or settings().output != "table" else None,
         "partitions": [
@@ -116,6 +117,12 @@ def show(topic: str, name: str) -> None:
         ],
     }
     show_one(record)
+
+
+def _dropped(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the number of messages that the group has dropped because they expired, if there are any."""
+    count = sum(row.get("dropped") or 0 for row in rows)
+    return {"dropped": count} if count else {}
 
 
 @group.command(short_help="List the consumers of a group, and their messages.")

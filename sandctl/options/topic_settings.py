@@ -26,6 +26,7 @@ _PLAIN = {
     "lease": "lease",
     "delete_on_ack": "delete_on_ack",
     "ttl": "ttl",
+    "on_expiry": "on_expiry",
     "retention": "retention",
     "retain_for": "retain",
     "retain_bytes": "retain_bytes",
@@ -110,7 +111,7 @@ def group_options() -> Callable[[F], F]:
         help="Messages of a key that the group's consumers may hold at a time; up to the topic's number.",
         metavar="N",
     )
-    return _all((retry_options(False), per_key))
+    return _all((retry_options(False), _option(None, "--on-expiry", "on_expiry"), per_key))
 
 
 def settings_options(*, update: bool) -> Callable[[F], F]:
@@ -122,6 +123,7 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
     lease = _option(default("30s"), "--lease", "lease")
     rest = [
         _option(default("none"), "--ttl", "ttl"),
+        _option(default("dead"), "--on-expiry", "on_expiry"),
         _option(default("delete-on-ack"), "--delete-on-ack/--retain", "delete_on_ack"),
         _option(default("1m"), "--history", "history"),
         _option(default("1d"), "--tombstone-retention", "tombstone_retention"),

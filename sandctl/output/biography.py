@@ -68,6 +68,9 @@ def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, s
             yield "lease", str(group["lease_token"])
     elif group.get("due_ms") is not None:
         yield "back", f"{moment(group['due_ms'], now_ms)}, after attempt {group['attempt']}"
+    if group.get("expires_ms") is not None:
+        end = "is dropped" if group.get("on_expiry") == "drop" else "becomes a dead letter"
+        yield "expires", f"{moment(group['expires_ms'], now_ms)}, unless it is leased then; it {end}"
     if group.get("snoozes"):
         count = group["snoozes"]
         yield "snoozed", "once" if count == 1 else f"{count:,} times"

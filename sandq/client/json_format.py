@@ -31,6 +31,7 @@ from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, Life, StoredMessage
 from sandq.model.errors import InvalidRequest
+from sandq.model.expiry import DEAD, ON_EXPIRY
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.headers import headers_or_none
 from sandq.model.json_values import MISSING, json_bytes, shown_json, with_json_type
@@ -382,6 +383,7 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
             found[PARTITION_DELIMITER] = record.get(PARTITION_DELIMITER)
         if key == "dedup_window_ms":
             found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # as above
+            found[ON_EXPIRY] = record.get(ON_EXPIRY, DEAD)
             if PRECISION_MS not in record:
                 found["precision"] = AUTO
     return found

@@ -330,7 +330,11 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     b"f": _Kind(_OUTBOX_KEY, _is_letter),
     b"g": _Kind(
         _group_and(_length(0)),
-        array(is_name, OFFSET, _DEAD_COUNTS, TIME, _is_group_settings, array(COUNT, COUNT), one_of(True), least=6),
+        array(
+            *(is_name, OFFSET, _DEAD_COUNTS, TIME, _is_group_settings, array(COUNT, COUNT)),
+            *(is_bool, is_bool, COUNT),
+            least=6,
+        ),
     ),
     b"h": _Kind(_named(is_name), array(OFFSET, TIME)),
     b"i": _Kind(is_offset_of, array(OFFSET, COUNT, optional(TIME), optional(TIME))),

@@ -62,9 +62,12 @@ SETTINGS: Final = {
     "backoff.cap": SettingText("The longest wait, before the jitter.", DURATION),
     "backoff.jitter_percent": SettingText("How far waits are spread around their length, each way.", PERCENT),
     "ttl": SettingText(
-        "How long after its delivery time an unleased message is dead; compacted: lifetime of a value.",
+        "How long after its delivery time an unleased message expires; compacted: lifetime of a value.",
         DURATION,
         True,
+    ),
+    "on_expiry": SettingText(
+        "Whether an expired message becomes a dead letter, or is dropped and counted.", choices=("dead", "drop")
     ),
     "delete_on_ack": SettingText(
         "Whether messages are deleted once every group has acked them.", choices=("true", "false")

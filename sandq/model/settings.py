@@ -9,7 +9,8 @@
       factor             number          for exponential
       cap                duration        longest wait, before the jitter
       jitter_percent     number          the wait is longer or shorter by up to this part of it
-    ttl                  duration, none  how long after its delivery time an unleased message is dead ("expired")
+    ttl                  duration, none  how long after its delivery time an unleased message expires
+    on_expiry            text            dead: an expired message becomes a dead letter; drop: it is deleted and counted
     delete_on_ack        yes, no         whether a batch is deleted once every group acked it
     retention            duration        how long messages are kept after every group acked them
     retain               duration, none  greatest age of a message; only without delete_on_ack
@@ -45,8 +46,8 @@ A fair topic has the settings of a priority topic, and
 
 The fields below have the defaults and ranges. A test compares the documents with these fields.
 
-A group may override `max_attempts`, `max_snoozes` and `backoff`, and may lower `max_in_flight_per_key`. It uses the
-topic's value for each setting that it does not have.
+A group may override `max_attempts`, `max_snoozes`, `backoff` and `on_expiry`, and may lower `max_in_flight_per_key`. It
+uses the topic's value for each setting that it does not have.
 
 In the record all numbers are integers (the factor in thousandths), because replicas calculate with them.
 """
@@ -60,6 +61,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
+from sandq.model.expiry import DEAD, KEY_TTL_MS, ON_EXPIRY
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTINGS, key_limit
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
@@ -85,6 +87,10 @@ MOST_BURST = 1_000_000
 DELIMITER_BYTES = 16
 _MIB = 1024**2
 _PIB = 1024**5
+
+_COMPACTED_EXPIRY = "a compacted topic does not have it: its ttl deletes keys; give it to a topic of another kind"
+_ABSENT = {MAX_IN_FLIGHT_PER_KEY: "only timer topics have it", ON_EXPIRY: _COMPACTED_EXPIRY}
+"""Why some kinds of topics do not have a setting, by setting."""
 
 S = TypeVar("S", bound=schema.Section)
 
@@ -218,6 +224,7 @@ class _LogSettings(_Settings):
     """Settings of topics whose messages have delivery times."""
 
     ttl_ms: Annotated[int | None, _or_none(schema.duration(1, 366 * _DAY_MS))] = Field(default=None, alias="ttl")
+    on_expiry: Literal["dead", "drop"] = DEAD
     delete_on_ack: bool = True
     retention_ms: Annotated[int, schema.duration(0, 366 * _DAY_MS)] = Field(default=0, alias="retention")
     retain_ms: Annotated[int | None, _or_none(schema.duration(1000, 3660 * _DAY_MS))] = Field(
@@ -244,6 +251,7 @@ class _LogSettings(_Settings):
             **super().record(),
             **({} if self.max_delay_ms is None else {MAX_DELAY_MS: self.max_delay_ms}),
             **({} if self.precision_ms is None else {PRECISION_MS: self.precision_ms}),
+            **({} if self.on_expiry == DEAD else {ON_EXPIRY: self.on_expiry}),
             **named,
             "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,
@@ -316,6 +324,7 @@ class GroupSettings(schema.Section):
     max_attempts: Annotated[int | None, _or_none(schema.integer(1, MOST_ATTEMPTS))] = None
     max_snoozes: Annotated[int | None, _or_none(schema.integer(0, MOST_SNOOZES))] = None
     backoff: Backoff = Backoff()
+    on_expiry: Literal["dead", "drop"] = DEAD
     max_in_flight_per_key: Annotated[int, schema.integer(1, MOST_PER_KEY)] = MOST_PER_KEY
 
 
@@ -368,9 +377,12 @@ def parse_group_settings(mapping: Mapping[str, object], topic: Mapping[str, Any]
         "max_attempts": given.max_attempts,
         MAX_SNOOZES: given.max_snoozes,
         "backoff": given.backoff.record(),
+        ON_EXPIRY: given.on_expiry,
         MAX_IN_FLIGHT_PER_KEY: given.max_in_flight_per_key,
     }
     record = {key: value for key, value in record.items() if key in given.model_fields_set}
+    if ON_EXPIRY in record and KEY_TTL_MS in topic:
+        mistakes.append(f"{ON_EXPIRY}: {_COMPACTED_EXPIRY}")
     asked, most = record.get(MAX_IN_FLIGHT_PER_KEY), key_limit(topic)
     if asked is not None and most is None:
         mistakes.append(
@@ -390,8 +402,8 @@ def _validated(model: type[S], mapping: Mapping[str, object]) -> S:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
         mistakes = [
-            f"{mistake.path}: only timer topics have it"
-            if mistake.key_is_wrong and mistake.path == MAX_IN_FLIGHT_PER_KEY
+            f"{mistake.path}: {_ABSENT[mistake.path]}"
+            if mistake.key_is_wrong and mistake.path in _ABSENT
             else str(mistake)
             for mistake in schema.mistakes_of(error, model)
         ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sandq.model.errors import InvalidName, InvalidRequest, InvalidSetting
+from sandq.model.expiry import ON_EXPIRY
 from sandq.model.group_limits import GROUP_LIMITS, MOST
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY
 from sandq.model.limits import FIXED
@@ -59,7 +60,7 @@ def check_group_record(record: Any) -> None:
             if len(written[name]) < len(Backoff.model_fields):
                 raise _refused(name, "all of its fields are expected")
         else:
-            if value is not None and type(value) is not int:
+            if value is not None and type(value) is not (str if name == ON_EXPIRY else int):
                 raise _refused(str(name), f"{_shown(value)} is no value of it")
             written[name] = value
     most = {MAX_IN_FLIGHT_PER_KEY: MOST_PER_KEY} if MAX_IN_FLIGHT_PER_KEY in record else {}
@@ -94,7 +95,7 @@ def _plain(field: str, value: Any) -> Any:
     return value
 
 
-_TEXTS: Final = ("partition_delimiter", "ordering")
+_TEXTS: Final = ("partition_delimiter", "ordering", ON_EXPIRY)
 _CHOICES: Final = ("ordering",)
 
 

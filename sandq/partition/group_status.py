@@ -54,6 +54,8 @@ class GroupStatus:
     """State of the group's limits. None if the group has no limits."""
     unfinished: int = 0
     """Number of messages that are leased, waiting or blocked by their keys."""
+    dropped: int = 0
+    """Number of messages that the group has dropped, because they expired."""
     is_expired: bool = False
     """Whether `group_ttl` has passed. The group then keeps only its unfinished messages."""
 
@@ -122,6 +124,7 @@ class _Snapshot(NamedTuple):
             is_promoting=status.is_promoting,
             limit=status.limit,
             unfinished=status.unfinished,
+            dropped=status.dropped,
             is_expired=status.is_expired,
         )
 
@@ -277,6 +280,7 @@ class StatusTable:
             is_promoting=is_promoting,
             limit=limit,
             unfinished=group.unfinished,
+            dropped=group.dropped,
             is_expired=group.is_expired,
         )
         return _Snapshot(status, passed, from_s, least, head_ms)

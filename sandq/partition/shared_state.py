@@ -90,6 +90,11 @@ class SharedState:
         return self.copied_bytes >= BUDGET_BYTES
 
     @property
+    def budget_messages(self) -> int:
+        """Number of small messages for which the budget of the current entry suffices. 0 if it is spent."""
+        return max(-(-(BUDGET_BYTES - self.copied_bytes) // COPIED_LEAST_BYTES), 0)
+
+    @property
     def is_ordered(self) -> bool:
         """Whether the number of messages of a key that consumers hold is limited. The log then has the hash of each
         key."""

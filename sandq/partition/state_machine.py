@@ -152,11 +152,11 @@ class TimerPartition(PartitionState):
     def _lease(self, step: Step, command: c.Lease) -> list[Lease]:
         """Grant leases of a group to a consumer, and return them."""
         group = self.groups.named(command.group)
-        dead = group.dead.total()
+        ended = self._group_state.dead.ended
         leases = self._lease_grants.grant(step, command)
         self.shared.totals.leases += len(leases)
         step.floor_ms = max(step.floor_ms, offsets.deliver_ms(group.cursor))
-        if group.dead.total() != dead:
+        if self._group_state.dead.ended != ended:
             self.trim_schedule.note_settled(step)
         return leases
 

@@ -67,8 +67,9 @@ class Walk(Holding):
         last=st.sampled_from([None, 1, 2, "topic"]),
         per_key=st.sampled_from([None, 1, 2, 3]),
         snoozes=st.sampled_from([None, 0, 1, "topic", "topic"]),
+        on_expiry=st.sampled_from(["dead", "drop", "topic", "topic"]),
     )
-    def configure_group(self, number: int, last: Any, per_key: int | None, snoozes: Any) -> None:
+    def configure_group(self, number: int, last: Any, per_key: int | None, snoozes: Any, on_expiry: str) -> None:
         name = self._group(number)
         backoff = {"kind": "linear", "first_ms": 700, "factor_permille": 2000, "cap_ms": 1000, "jitter_percent": 0}
         given: dict[str, Any] = {} if last == "topic" else {"max_attempts": last, "backoff": backoff}
@@ -76,6 +77,8 @@ class Walk(Holding):
             given["max_in_flight_per_key"] = per_key
         if snoozes != "topic":
             given["max_snoozes"] = snoozes
+        if on_expiry != "topic":
+            given["on_expiry"] = on_expiry
         self.apply(c.ConfigureGroup(name, given))
         self.model.groups[name].settings = given
 
@@ -475,6 +478,8 @@ def _runs(named: list[bytes]) -> Iterator[tuple[bytes, int]]:
 TOPICS: dict[str, dict[str, Any]] = {
     "plain": {},
     "ttl": {"ttl": "20s", "max_attempts": 2, "dedup_window": "1m"},
+    "drop": {"ttl": "20s", "on_expiry": "drop", "max_attempts": 2, "dedup_window": "1m"},
+    "keys_drop": {"ordering": "key", "ttl": "45s", "on_expiry": "drop", "retention": "30s", "dedup_window": 0},
     "keys": {"ordering": "key", "backoff": {"kind": "exponential", "first": "1s", "cap": "3s", "jitter_percent": 0}},
     "keys_ttl": {"ordering": "key", "ttl": "45s", "max_attempts": 1, "retention": "30s", "dedup_window": 0},
     "per_key": {"max_in_flight_per_key": 2, "backoff": {"kind": "linear", "first": "1s", "jitter_percent": 0}},

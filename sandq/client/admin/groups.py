@@ -102,8 +102,8 @@ class GroupAdmin:
     ) -> None:
         """Replace the group's own settings. For all other settings, the topic's settings apply.
 
-        Possible settings: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key` (at most the topic's
-        value).
+        Possible settings: `max_attempts`, `max_snoozes`, `backoff`, `on_expiry`, `max_in_flight_per_key` (at most the
+        topic's value).
         """
         request = GroupUpdate(topic, check_name("group", group), plain_settings(settings))
         await ask_leaders_of_group(self._cluster, request)

@@ -40,6 +40,7 @@ class TopicSettings(TypedDict, total=False):
     max_request_rate: str | float | None
     max_request_burst: int | OrNone
     ttl: Duration | None
+    on_expiry: Literal["dead", "drop"]
     delete_on_ack: bool
     retention: Duration
     retain: Duration | None
@@ -62,6 +63,7 @@ class GroupSettings(TypedDict, total=False):
     max_attempts: int | OrNone
     max_snoozes: int | OrNone
     backoff: Backoff
+    on_expiry: Literal["dead", "drop"]
     max_in_flight_per_key: int
 
 

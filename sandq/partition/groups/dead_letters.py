@@ -1,4 +1,5 @@
-"""Dead messages. Each has a row of its own, so that the log need not be kept for it.
+"""Dead messages, and expired messages, which become dead or are dropped. Each dead message has a row of its own, so
+that the log need not be kept for it.
 
 Row: `[attempts, reason, error, dead_ms, id, created_ms, fields, history]`, then the earlier lives of a message that was
 redriven (`records.lives`). In a topic with a dead letter topic, the row always has the list of lives, which may be
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.expiry import DROP, expiry_rule
 from sandq.model.outbox import Target
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, Range
@@ -122,6 +124,9 @@ class DeadLetters:
     ) -> None:
         self.buried_bytes = 0
         """Total bytes of rows put by this process. The caller of a step uses the increase to limit the step."""
+        self.ended = 0
+        """Number of messages that became dead or were dropped in this process. The caller of a step uses the
+        increase."""
         self._shared = shared
         self._groups = groups
         self._waiting = waiting
@@ -157,6 +162,28 @@ class DeadLetters:
             self._buried(step, group, done, count, size, kept, death)
         return done
 
+    def expire(self, step: Step, group: Group, ranges: list[Range], kept: bool) -> None:
+        """End messages that expired before their first attempt, by the group's `on_expiry`. `kept`: as in `bury`."""
+        if self._drops_expired(group):
+            self._drop(step, group, ranges, kept)
+        else:
+            self.bury(step, group, ranges, kept, EXPIRED_UNREAD)
+
+    def _drops_expired(self, group: Group) -> bool:
+        """Return whether the group drops expired messages."""
+        return expiry_rule(self._shared.settings, group.settings) == DROP
+
+    def _drop(self, step: Step, group: Group, ranges: list[Range], kept: bool) -> None:
+        """Drop messages: the group is done with them as with acked messages, and counts them."""
+        count = sum([one.length for one in ranges])
+        # A message of the log costs a look at its row. A row of the group, or an ordered key, costs that per message.
+        self._shared.note_copied(0, count if kept or self._shared.is_ordered else len(ranges))
+        group.dropped += count
+        self._shared.settled += count
+        self.ended += count
+        self._kept.finish(step, group, ranges, kept)
+        self._groups.store(step, group)
+
     def _buried(
         self, step: Step, group: Group, ranges: list[Range], count: int, size: int, kept: bool, death: Death
     ) -> None:
@@ -164,6 +191,7 @@ class DeadLetters:
         group.dead[death.reason] += count
         self._count(death.reason, count)
         self.buried_bytes += size
+        self.ended += count
         self._kept.finish(step, group, ranges, kept)
         self._groups.store(step, group)
 
@@ -206,13 +234,18 @@ class DeadLetters:
             if letter is not None:
                 self._outbox.rewrite(step, *message.forward, letter._replace(offset=offset))
 
-    def bury_expired(self, step: Step, group: Group, entry: Waiting) -> bool:
-        """Make the expired messages of a waiting entry dead. If the budget of the log entry does not suffice, the rest
-        waits in a new entry. Return whether any message had expired."""
+    def end_expired(self, step: Step, group: Group, entry: Waiting) -> bool:
+        """End the expired messages of a waiting entry, by the group's `on_expiry`. If the budget of the log entry does
+        not suffice, the rest waits in a new entry. Return whether any message had expired."""
         expired = self._waiting.remove_expired(step, group, entry)
         if expired:
-            death = Death(EXPIRED, entry.attempt, entry.error, entry.history)
-            done = self.bury_some(step, group, expired, entry.kept, death)
+            if self._drops_expired(group):
+                is_cheap = not entry.kept and not self._shared.is_ordered
+                done = expired if is_cheap else rows.first_of(expired, self._shared.budget_messages)
+                self._drop(step, group, done, entry.kept)
+            else:
+                death = Death(EXPIRED, entry.attempt, entry.error, entry.history)
+                done = self.bury_some(step, group, expired, entry.kept, death)
             left = rows.behind(expired, sum([one.length for one in done]))
             if left:
                 self._waiting.add(step, group, entry.apart(left))

@@ -73,6 +73,8 @@ class Group:
         """Number of ranges in all waiting entries."""
         self.dead: Counter[str] = Counter()
         """Number of dead messages by reason, equal to the number of their rows."""
+        self.dropped = 0
+        """Number of messages that the group has dropped, because they expired."""
         self.touched_ms = 0
         """Time at which the group last had a consumer, in ms."""
         self.settings: dict[str, Any] = {}
@@ -98,9 +100,11 @@ class Group:
         return self.reader.cursor
 
     def row(self) -> bytes:
-        """Return the row of the group. Trailing flags that are False are omitted."""
+        """Return the row of the group. Trailing fields that are False or 0 are omitted."""
         dead = sorted((reason, count) for reason, count in self.dead.items() if count)
-        later = (self.paused, True) if self.is_expired else (True,) if self.paused else ()
+        later: list[bool | int] = [self.paused, self.is_expired, self.dropped]
+        while later and not later[-1]:
+            del later[-1]
         return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *later)
 
     @classmethod
@@ -110,7 +114,7 @@ class Group:
         group = cls(int.from_bytes(key[1:], "big"), name, cursor, look_aheads)
         group.dead.update(dict(dead))
         group.touched_ms, group.settings, group.reader.taken = touched_ms, settings, tuple(taken)
-        group.paused, group.is_expired = later[:1] == [True], later[1:] == [True]
+        group.paused, group.is_expired, group.dropped = rows.with_defaults(later, False, False, 0)
         return group
 
     def use(self, step: Step) -> None:

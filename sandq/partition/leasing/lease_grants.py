@@ -12,7 +12,6 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry, Range
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
-from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_limits import GroupLimits
 from sandq.partition.groups.group_state import GroupState
@@ -109,7 +108,7 @@ class LeaseGrants:
 
     @property
     def _is_spent(self) -> bool:
-        """Whether the budget of this log entry for dead messages is spent."""
+        """Whether the budget of this log entry for dead and dropped messages is spent."""
         return self._shared.is_budget_spent
 
     def _take_waiting(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
@@ -125,8 +124,8 @@ class LeaseGrants:
             if lease.ranges and entry.alike != lease.alike:
                 break
             if self._is_spent and entry.expires_ms is not None and entry.expires_ms <= lease.leased_ms:
-                break  # expired messages must become dead first, which this log entry may not do any more
-            if self._dead.bury_expired(step, group, entry):
+                break  # expired messages must end first, which this log entry may not do any more
+            if self._dead.end_expired(step, group, entry):
                 continue
             count, size = fitting(self._kept, group, entry, left, max_bytes - taken_bytes, view)
             ranges = self._waiting.take(step, group, entry, count)
@@ -187,7 +186,7 @@ class LeaseGrants:
             size += entry.size
             if expires_ms is not None and expires_ms <= lease.leased_ms:
                 group.order.remove(offset)
-                self._dead.bury(step, group, [Range(offset, 1)], kept, EXPIRED_UNREAD)
+                self._dead.expire(step, group, [Range(offset, 1)], kept)
             else:
                 group.order.take(offset)
                 lease.kept, lease.retry = kept, rules
@@ -210,8 +209,7 @@ class LeaseGrants:
                 if self._is_spent:
                     return None
                 self._unique.mark_delivered(step, group, entry)
-                messages = [Range(entry.first, entry.length)]
-                self._dead.bury(step, group, messages, False, EXPIRED_UNREAD)
+                self._dead.expire(step, group, [Range(entry.first, entry.length)], False)
                 return False
             key = entry.extra.order if entry.extra is not None else None
             if key is not None:

@@ -16,7 +16,6 @@ from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.base.rows import LogEntry, Range
 from sandq.partition.base.step import Step
-from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.unique_keys import UniqueKeys
@@ -179,7 +178,7 @@ class RankedGrants:
         self, step: Step, group: Group, lease: Lease, entry: Waiting, limit: int, max_bytes: int
     ) -> tuple[int, int]:
         """Add returned messages to the lease. Return (number, bytes): zeros if messages expired instead."""
-        if self._dead.bury_expired(step, group, entry):
+        if self._dead.end_expired(step, group, entry):
             self._note_buried(1)
             return 0, 0
         count, size = fitting(self._kept, group, entry, limit, max_bytes, step.view)
@@ -220,7 +219,7 @@ class RankedGrants:
         self._unique.mark_delivered(step, group, head)
         if expires_ms is not None and expires_ms <= lease.leased_ms:
             ready.take(step, queue, head.length)
-            self._dead.bury(step, group, [Range(head.first, head.length)], False, EXPIRED_UNREAD)
+            self._dead.expire(step, group, [Range(head.first, head.length)], False)
             self._note_buried(head.length)
             return 0, 0
         unit = head.unit or head.size

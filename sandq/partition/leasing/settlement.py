@@ -16,7 +16,7 @@ from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.step import Step
-from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, NACKED, REJECTED, Death
+from sandq.partition.groups.dead_letters import LEASE_EXPIRED, NACKED, REJECTED, Death
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.renewal import Change, renew_each
@@ -234,8 +234,8 @@ class LeaseSettlement:
         return lease.deadline_ms
 
     def expire(self, step: Step) -> int:
-        """End leases whose deadline has passed, and make expired messages at the heads of groups dead, up to about
-        `EXPIRE_MESSAGES` in total. Return how many messages were given back or became dead."""
+        """End leases whose deadline has passed, and make expired messages at the heads of groups dead or drop them, up
+        to about `EXPIRE_MESSAGES` in total. Return how many messages were given back, became dead or were dropped."""
         view, now_ms = step.view, step.now_ms
         expired = passed = 0
         enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
@@ -257,9 +257,9 @@ class LeaseSettlement:
                 if self._spilling.recall_due(step, group, now_ms):
                     passed += 1
                     continue
-                buried = self._bury_first_expired(step, group)
-                expired += buried
-                passed += not buried  # the head of the log was a gap
+                ended = self._end_first_expired(step, group)
+                expired += ended
+                passed += not ended  # the head of the log was a gap
         return expired
 
     def expire_lease(self, step: Step, lease: Lease, error: str | None) -> int:
@@ -456,20 +456,20 @@ class LeaseSettlement:
                     found.setdefault((history, queue), []).append(Range(same[0], len(same)))
         return [(ranges, _joined(history, now), queue) for (history, queue), ranges in found.items()]
 
-    def _bury_first_expired(self, step: Step, group: Group) -> int:
-        """Make the first expired messages of a group dead, as found by `MessageTtl.next_expiry_ms`. Return their
-        number; 0 if the head of the log was a gap.
+    def _end_first_expired(self, step: Step, group: Group) -> int:
+        """End the first expired messages of a group, as found by `MessageTtl.next_expiry_ms`: they become dead or are
+        dropped. Return their number; 0 if the head of the log was a gap.
 
         The caller has checked that some message has expired. So if no waiting message has, it is the lowest ready entry
         or, without ready queues, the head of the log."""
         waiting = group.next_to_expire()
         if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= step.now_ms:
-            dead = group.dead.total()
-            self._dead.bury_expired(step, group, waiting)
-            return group.dead.total() - dead
+            ended = self._dead.ended
+            self._dead.end_expired(step, group, waiting)
+            return self._dead.ended - ended
         if group.ready is not None and (first := group.ready.take_lowest(step)) is not None:
             self._unique.mark_delivered(step, group, first)
-            self._dead.bury(step, group, [Range(first.first, first.length)], False, EXPIRED_UNREAD)
+            self._dead.expire(step, group, [Range(first.first, first.length)], False)
             return first.length
         head = group.reader.head(step.view)
         assert head is not None
@@ -479,7 +479,7 @@ class LeaseSettlement:
             return 0
         self._unique.mark_delivered(step, group, head)
         group.reader.advance_over_head()
-        self._dead.bury(step, group, [Range(head.first, head.length)], False, EXPIRED_UNREAD)
+        self._dead.expire(step, group, [Range(head.first, head.length)], False)
         return head.length
 
 

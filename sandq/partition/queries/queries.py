@@ -12,6 +12,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.expiry import DROP, KEY_TTL_MS, ON_EXPIRY, expiry_rule
 from sandq.model.outbox import Target
 from sandq.model.retries import RetryRules, rules_of
 from sandq.partition import commands as c
@@ -140,6 +141,8 @@ class PartitionQueries:
             status["snoozes"] = holder.snoozes
         if lease is not None and lease.reclaims:
             status["reclaims"] = lease.reclaims
+        if state not in (ACKED, DEAD) and (expires_ms := self._expires_ms(group, holder, shown)) is not None:
+            status |= {"expires_ms": expires_ms, ON_EXPIRY: self._expiry_rule(group)}
         status["reason"] = self._reason(group, status, shown)
         return status
 
@@ -149,6 +152,30 @@ class PartitionQueries:
         if holder is not None and holder.kept:
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
         return _lives(() if row is None else load_lives(load_kept(offset, row).lives), history, offset)
+
+    def _expires_ms(self, group: Group, holder: Holder | None, shown: Shown) -> int | None:
+        """Return when a message expires in a group, in ms. None if it does not. `holder`: as in `Group.holder_of`;
+        `shown`: the message as a map."""
+        ttl_ms: int | None = shown["ttl_ms"]
+        if ttl_ms is None:
+            ttl_ms = self._machine.settings["ttl_ms"]
+        if ttl_ms is None or KEY_TTL_MS in self._machine.settings:
+            return None
+        kept = shown["offset"] in group.order.kept if holder is None else holder.kept
+        row = self._view.get(rows.of_group(rows.KEPT, group.group_id, shown["offset"])) if kept else None
+        is_immortal = row is not None and rows.is_immortal(row)
+        return None if is_immortal else min(shown["deliver_ms"] + ttl_ms, offsets.U48_MAX)
+
+    def _expiry_rule(self, group: Group) -> str:
+        """Return whether expired messages become dead letters of a group, or are dropped."""
+        return expiry_rule(self._machine.settings, group.settings)
+
+    def _is_perhaps_dropped(self, group: Group, status: Shown, shown: Shown) -> bool:
+        """Return whether the group may have dropped a message that counts as acked: it has dropped some, and the ttl of
+        this one has passed. It was acked for certain if the lease is known."""
+        expires_ms = self._expires_ms(group, None, shown)
+        is_over = expires_ms is not None and expires_ms <= self._machine.now_ms
+        return bool(group.dropped) and is_over and status["consumer"] is None
 
     def _reason(self, group: Group, status: Shown, shown: Shown) -> str:
         """Return, as a sentence for people, why a message is in its state. `status`: its state in the group; `shown`:
@@ -166,12 +193,17 @@ class PartitionQueries:
                     and waiting.expires_ms is not None
                     and waiting.expires_ms <= waiting.due_ms
                 ):
-                    return "its ttl passes before its next attempt: it dies then"
+                    end = "is dropped" if self._expiry_rule(group) == DROP else "dies"
+                    return f"its ttl passes before its next attempt: it {end} then"
                 return "it waits for its next attempt"
             case "dead":
                 buried = dead_letters.find(group, offset, self._view)
                 return (
                     f"it is dead: {buried.reason if buried is not None else ''}; redrive it to have it delivered again"
+                )
+            case "acked" if self._is_perhaps_dropped(group, status, shown):
+                return (
+                    "it was acked, or it expired and was dropped (on_expiry): the group keeps nothing that tells which"
                 )
             case "acked":
                 return "it was acked"
@@ -421,6 +453,7 @@ class PartitionQueries:
                 "dead": group.dead.total(),
                 "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
                 "settings": group.settings or None,
+                "dropped": group.dropped,
                 "unfinished": group.unfinished,
                 "expired": group.is_expired,
                 # An idle group counts as used until the last of its messages is due.

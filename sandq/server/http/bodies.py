@@ -239,8 +239,8 @@ class PushIn(Body):
 
 
 class GroupUpdate(Body):
-    """A group's own settings: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key`. `{}` restores those of
-    the topic."""
+    """A group's own settings: `max_attempts`, `max_snoozes`, `backoff`, `on_expiry`, `max_in_flight_per_key`. `{}`
+    restores those of the topic."""
 
     settings: dict[str, Any]
 

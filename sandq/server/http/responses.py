@@ -292,6 +292,7 @@ class Group(ResponseModel):
     dead: int
     consumers: int
     settings: dict[str, Any] | None
+    dropped: int = Field(description="Messages that expired and were dropped (`on_expiry`), since the group was made.")
     blocked_by_key: int | None = Field(
         default=None,
         description="Number of `ready` messages that wait for messages with the same key; null in a topic without "

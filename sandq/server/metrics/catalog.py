@@ -186,6 +186,7 @@ GROUPS: Final = (
     Metric("sandq_group_leased", GAUGE, GROUP, "Leased messages."),
     Metric("sandq_group_waiting", GAUGE, GROUP, "Messages that wait for their next attempt."),
     Metric("sandq_group_dead", GAUGE, GROUP, "Dead messages."),
+    Metric("sandq_group_dropped_total", COUNTER, GROUP, "Messages that expired and were dropped (on_expiry: drop)."),
     Metric(
         "sandq_group_oldest_unacked_age_seconds",
         GAUGE,

@@ -91,6 +91,7 @@ class GroupNumbers:
         "consumers",
         "dead",
         "delayed",
+        "dropped",
         "leased",
         "limits",
         "oldest_ms",
@@ -103,7 +104,7 @@ class GroupNumbers:
     )
 
     def __init__(self) -> None:
-        self.ready = self.delayed = self.leased = self.waiting = self.dead = self.consumers = 0
+        self.ready = self.delayed = self.leased = self.waiting = self.dead = self.dropped = self.consumers = 0
         self.paused = self.stalled = 0
         self.oldest_ms: int | None = None
         self.soon: list[int] = []
@@ -122,6 +123,7 @@ class GroupNumbers:
         self.leased += group.leased
         self.waiting += group.waiting
         self.dead += group.dead
+        self.dropped += group.dropped
         if group.is_expired:
             self.unfinished = (self.unfinished or 0) + group.unfinished
         self.paused |= group.is_paused
@@ -138,7 +140,7 @@ class GroupNumbers:
 
     def add(self, other: GroupNumbers) -> None:
         """Add the numbers of other groups."""
-        for name in ("ready", "delayed", "leased", "waiting", "dead", "consumers"):
+        for name in ("ready", "delayed", "leased", "waiting", "dead", "dropped", "consumers"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.paused |= other.paused
         self.stalled |= other.stalled

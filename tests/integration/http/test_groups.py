@@ -74,6 +74,21 @@ async def test_giving_up_and_snoozing(web: Web) -> None:
         await web.post("/topics/t/groups/g/dead", {**held(a), **wrong}, 400)
 
 
+async def test_expired_messages_are_dropped(web: Web) -> None:
+    await topic(web, ttl="1ms", on_expiry="drop")
+    assert (await web.get("/topics/t"))["settings"]["on_expiry"] == "drop"
+    assert await lease(web) == []
+    await web.post("/topics/t", {"text": "late", "delay_ms": 50})
+    group = await until_answer(lambda: web.get("/topics/t/groups/g"), lambda group: group["dropped"] == 1)
+    assert (group["dead"], group["ready"], group["partitions"][0]["dropped"]) == (0, 0, 1)
+    await web.patch("/topics/t/groups/g", {"settings": {"on_expiry": "dead"}}, 204)
+    await web.post("/topics/t", {"text": "late", "delay_ms": 50})
+    group = await until_answer(lambda: web.get("/topics/t/groups/g"), lambda group: group["dead"] == 1)
+    assert (group["dropped"], group["settings"]) == (1, {"on_expiry": "dead"})
+    wrong = {"name": "k", "kind": "compacted", "settings": {"on_expiry": "drop"}}
+    assert "its ttl deletes keys" in (await web.post("/topics", wrong, 400))["detail"]
+
+
 async def test_groups_and_their_lag(web: Web) -> None:
     await topic(web, *"abcde")
     assert (await web.get("/topics/t/groups"))["groups"] == []

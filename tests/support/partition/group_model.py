@@ -170,7 +170,7 @@ class GroupModel(Model):
             for name in names:
                 held = group.held[name]
                 if self.doomed(name, held):
-                    self.bury(group, name, "expired", held, held.error, self.now)
+                    self.end_expired(group, name, held, held.error)
                 else:
                     taken.append(name)
         return taken[:limit]
@@ -179,7 +179,7 @@ class GroupModel(Model):
         taken: list[str] = []
         while len(taken) < limit and (free := self.free(group)) and self.messages[free[0]].at <= horizon:
             if self.doomed(free[0]):
-                self.bury(group, free[0], "expired", group.held[free[0]], None, self.now)
+                self.end_expired(group, free[0], group.held[free[0]], None)
             else:
                 self._take(group, free[0])
                 taken.append(free[0])
@@ -193,7 +193,7 @@ class GroupModel(Model):
             group.start = message.offset + b"\0"
             self.floor = max(self.floor, message.at)
             if self.doomed(message.name):
-                self.bury(group, message.name, "expired", Held(""), None, self.now)
+                self.end_expired(group, message.name, Held(""), None)
             elif self.is_held_up(group, message.key):
                 group.held[message.name] = Held("blocked")
             else:

@@ -2,8 +2,8 @@
 
 The model follows design.md and formats.md instead of the code. It has no rows, heaps or look-aheads. Times are ms after
 T. The partition chooses the time of some changes. The model observes these changes and checks that they are allowed:
-expired messages become dead (`seen_dead`), the log is trimmed (`seen_trimmed`), groups copy messages (`seen_copied`),
-and keys of trimmed messages are forgotten (`seen_keys`)."""
+expired messages become dead (`seen_dead`) or are dropped (`seen_dropped`), the log is trimmed (`seen_trimmed`), groups
+copy messages (`seen_copied`), and keys of trimmed messages are forgotten (`seen_keys`)."""
 
 from __future__ import annotations
 
@@ -388,9 +388,48 @@ class Model:
             if held is None:
                 assert self.ahead_of(group)[0].name == name, f"{name} died before earlier messages did"
                 group.start = self.messages[name].offset + b"\0"
+            assert not self.drops(group), f"{name} died, and {group.name} drops expired messages"
             self.bury(group, name, "expired", held or Held(""), held.error if held else None, dead_at)
             seen += 1
         return seen
+
+    def seen_dropped(self, group: Group, cursor: bytes, found: set[bytes]) -> int:
+        """Check that the messages that a group no longer has have expired, and drop them. Return their number.
+
+        `found`: offsets of the messages that are leased, wait, are blocked or dead. `cursor`: last offset passed."""
+        seen = 0
+        if not self.drops(group):
+            return seen
+        for name in self.by_offset(group.of("waiting", "blocked")):
+            if self.messages[name].offset not in found:
+                self._drop(group, name, group.held[name])
+                seen += 1
+        for message in self.ahead_of(group):
+            if message.offset > cursor:
+                break
+            if message.offset not in found:
+                group.start = message.offset + b"\0"
+                self._drop(group, message.name, Held(""))
+                seen += 1
+        return seen
+
+    def drops(self, group: Group) -> bool:
+        """Return whether a group drops expired messages."""
+        return bool(group.settings.get("on_expiry", self.settings.get("on_expiry")) == "drop")
+
+    def end_expired(self, group: Group, name: str, was: Held, error: str | None) -> None:
+        """End a message whose ttl has passed."""
+        if self.drops(group):
+            self._drop(group, name, was)
+        else:
+            self.bury(group, name, "expired", was, error, self.now)
+
+    def _drop(self, group: Group, name: str, was: Held) -> None:
+        assert self.doomed(name, was), f"{name} was dropped before its ttl passed"
+        if was.state in ("", "blocked"):
+            self.delivered(group, name)
+        group.held.pop(name, None)
+        group.dropped += 1
 
     def bury(self, group: Group, name: str, reason: str, was: Held, error: str | None, at: int) -> None:
         if was.state in ("", "blocked"):

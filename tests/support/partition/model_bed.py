@@ -145,10 +145,16 @@ class Bed(RuleBasedStateMachine):
     # -- comparison -----------------------------------------------------------------------------------------------
 
     def _deaths(self) -> int:
-        """Let the model observe messages that died because their ttl passed. Return their number."""
+        """Let the model observe messages that died or were dropped because their ttl passed. Return their number."""
         seen = 0
         for group in self.model.groups.values():
-            seen += self.model.seen_dead(group, {m.offset: m.dead_ms - T for m in self.bench.dead(group.name)})
+            dead = {m.offset: m.dead_ms - T for m in self.bench.dead(group.name)}
+            seen += self.model.seen_dead(group, dead)
+            real = self.bench.machine.groups.named(group.name)
+            ranges = [one for lease in real.leases.values() for one in lease.select(lease.live)]
+            ranges += [one for entry in real.waiting.values() for one in entry.ranges]
+            found = {*_each(ranges), *real.order.blocked, *dead}
+            seen += self.model.seen_dropped(group, real.cursor, found)
         return seen
 
     def _keys(self) -> dict[str, tuple[int, bytes, int | None]]:
@@ -252,6 +258,7 @@ class Bed(RuleBasedStateMachine):
         back = [o for entry in group.waiting.values() if entry.due_ms <= now_ms for o in _each(entry.ranges)]
         blocked = list(group.order.blocked)
         assert (state.leased, state.waiting, state.dead) == (len(leased), len(waiting), group.dead.total())
+        assert state.dropped == group.dropped == self.model.groups[state.name].dropped
         logged = [message.offset for message in self.model.in_log()]
         ahead = [o for o in logged if o > group.cursor]
         due = [o for o in ahead if offsets.deliver_ms(o) // 1000 <= now_s and not group.seeking]

@@ -112,6 +112,7 @@ class Group:
     settings: dict[str, Any] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
     paused: bool = False
+    dropped: int = 0
     seek_from: bytes | None = None
     """Start of the seek in progress: dead messages from this offset on are redelivered. None: no seek."""
     sought: bytes = b""

@@ -8,6 +8,7 @@ import pytest
 
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
+from sandq.model.expiry import ON_EXPIRY, expiry_rule
 from sandq.model.key_limits import key_limit
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.settings import (
@@ -24,7 +25,7 @@ KEYS = [
     *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
     *("dedup_window", "ordering", "max_in_flight_per_key", "max_snoozes", "dead_letter_topic"),
     *("max_message_bytes", "max_delay", "max_lease", "max_request_rate", "max_request_burst"),
-    "precision",
+    *("precision", "on_expiry"),
 ]
 DAY_S = 86_400
 DEFAULT_RECORD = {
@@ -276,7 +277,7 @@ def test_settings_of_a_group() -> None:
     }
     with pytest.raises(
         InvalidSetting,
-        match=r"^lease: unknown key; known are backoff, max_attempts, max_in_flight_per_key, max_snoozes$",
+        match=r"^lease: unknown key; known are backoff, max_attempts, max_in_flight_per_key, max_snoozes, on_expiry$",
     ):
         parse_group_settings({"lease": "1m"})
     with pytest.raises(InvalidSetting, match=r"^max_attempts: 0 .*; backoff\.cap: "):
@@ -299,6 +300,32 @@ def test_a_group_may_have_no_bound_of_snoozes_where_its_topic_has_one() -> None:
     assert parse_group_settings({"max_snoozes": "7"}) == {"max_snoozes": 7}
     with pytest.raises(InvalidSetting, match=r"^max_snoozes: -1 is not within 0 to 1000000$"):
         parse_group_settings({"max_snoozes": -1})
+
+
+@pytest.mark.parametrize("kind", [TIMER, PRIORITY, FAIR])
+def test_record_has_on_expiry_only_if_expired_messages_are_dropped(kind: str) -> None:
+    without = parse_settings({}, kind).record()
+    assert parse_settings({"on_expiry": "dead"}, kind).record() == without and ON_EXPIRY not in without
+    record = parse_settings({"on_expiry": "drop"}, kind).record()
+    assert record == without | {"on_expiry": "drop"}
+    assert update_settings(record, {"lease": "1m"}, kind).record()["on_expiry"] == "drop"
+    assert update_settings(record, {"on_expiry": "dead"}, kind).record() == without
+
+
+def test_group_overrides_on_expiry() -> None:
+    assert parse_group_settings({"on_expiry": "dead"}) == {"on_expiry": "dead"}
+    assert expiry_rule({}, {}) == expiry_rule({"on_expiry": "drop"}, {"on_expiry": "dead"}) == "dead"
+    assert expiry_rule({"on_expiry": "drop"}, {}) == expiry_rule({}, {"on_expiry": "drop"}) == "drop"
+    with pytest.raises(InvalidSetting, match=r"^on_expiry: "):
+        parse_group_settings({"on_expiry": "ignore"})
+
+
+def test_compacted_topic_refuses_on_expiry() -> None:
+    words = "^on_expiry: a compacted topic does not have it: its ttl deletes keys; give it to a topic of another kind$"
+    with pytest.raises(InvalidSetting, match=words):
+        parse_settings({"on_expiry": "drop"}, COMPACTED)
+    with pytest.raises(InvalidSetting, match=words):
+        parse_group_settings({"on_expiry": "drop"}, parse_settings({}, COMPACTED).record())
 
 
 def test_a_limit_for_each_key() -> None:

@@ -49,6 +49,12 @@ def test_rows_of_a_partition_are_taken(kind: str) -> None:
     restored(source)
 
 
+@pytest.mark.parametrize("later", [[], [True], [False, True], [True, True], [False, False, 3]])
+def test_optional_fields_of_a_group_are_taken(later: list[object]) -> None:
+    row = rows.pack("g", OFFSET, [], T, {"on_expiry": "drop"}, [0, 0], *later)
+    assert problem_of_row(b"g" + GROUP, row, 0, "timer") is None
+
+
 def packed(*fields: object) -> bytes:
     return rows.pack(*fields)
 

@@ -45,6 +45,7 @@ function standing(context, topic, group, found, again) {
       { key: "leased", label: "Leased", kind: "number", text: (row) => short(row.leased), sort: (row) => row.leased },
       { key: "waiting", label: "Retrying", kind: "number", text: (row) => short(row.waiting), sort: (row) => row.waiting },
       { key: "dead", label: "Dead", kind: "number", text: (row) => short(row.dead), sort: (row) => row.dead },
+      { key: "dropped", label: "Dropped", kind: "number", wide: true, optional: true, text: (row) => (row.dropped ? short(row.dropped) : "") },
       { key: "blocked", label: "Blocked by keys", kind: "number", wide: true, optional: true, text: (row) => (row.blocked_by_key === undefined ? "" : count(row.blocked_by_key)) },
       { key: "cursor", label: "Leased up to", kind: "code", wide: true, text: (row) => row.cursor ?? "–" },
       { key: "committed", label: "Acked up to", kind: "code", wide: true, text: (row) => row.committed ?? "–" },
@@ -131,6 +132,7 @@ function changeSettings(topic, group, own, done) {
   const body = (values) => ({
     ...(values.max_attempts ? { max_attempts: values.max_attempts === "none" ? null : Number(values.max_attempts) } : {}),
     ...(values.max_snoozes ? { max_snoozes: values.max_snoozes === "none" ? null : Number(values.max_snoozes) } : {}),
+    ...(values.on_expiry ? { on_expiry: values.on_expiry } : {}),
     ...(values.kind ? { backoff: { kind: values.kind, ...(values.first && values.kind !== "none" ? { first: values.first } : {}) } } : {}),
   });
   act({
@@ -138,6 +140,7 @@ function changeSettings(topic, group, own, done) {
     fields: [
       { name: "max_attempts", label: "Attempts at most", value: own?.max_attempts ?? "", placeholder: "the topic's", help: "A number, or none." },
       { name: "max_snoozes", label: "Snoozes at most", value: own?.max_snoozes ?? "", placeholder: "the topic's" },
+      { name: "on_expiry", label: "Expired messages", kind: "select", value: own?.on_expiry ?? "", options: [["", "as in the topic"], ["dead", "become dead letters"], ["drop", "are dropped"]] },
       { name: "kind", label: "Back-off", kind: "select", value: backoff.kind ?? "", options: [["", "the topic's"], "exponential", "fixed", "linear", "none"] },
       { name: "first", label: "First wait", value: backoff.first ?? "", placeholder: "5s" },
     ],
@@ -145,7 +148,7 @@ function changeSettings(topic, group, own, done) {
       const given = body(values);
       return sandctl("group update", [topic, group], Object.keys(given).length ? settingOptions(given) : { reset: true });
     },
-    preview: (values) => changes(own ?? {}, { max_attempts: undefined, max_snoozes: undefined, backoff: undefined, ...body(values) }),
+    preview: (values) => changes(own ?? {}, { max_attempts: undefined, max_snoozes: undefined, on_expiry: undefined, backoff: undefined, ...body(values) }),
     run: async (values) => { await patch(path("topics", topic, "groups", group), { settings: body(values) }); return "Settings set"; },
     done,
   });
