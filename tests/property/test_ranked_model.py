@@ -47,6 +47,8 @@ TOPICS: dict[str, tuple[str, dict[str, Any]]] = {
     "fair": ("fair", {}),
     "fair_weights": ("fair", {"tenants": {"a": {"weight": 3}, "a.*": {"weight": 2}}}),
     "fair_ttl": ("fair", {"ttls": True, "ageing": "1s"}),
+    "priority_drop": ("priority", {"ttls": True, "ttl": "20s", "on_expiry": "drop", "budget": 1}),
+    "fair_drop": ("fair", {"ttls": True, "on_expiry": "drop"}),
     "fair_few_queues": ("fair", {"few_queues": True}),
     "fair_few_gaps": ("fair", {"few_gaps": True}),
     "priority_slices": ("priority", {"budget": 1, "ttls": True}),

@@ -94,6 +94,7 @@ class Group:
     name: str
     held: dict[str, Held] = field(default_factory=dict)
     paused: bool = False
+    dropped: int = 0
     schedule: FairModel = field(default_factory=FairModel)
 
     def of(self, name: str) -> Held:
@@ -665,6 +666,7 @@ class RankedSequence:
 
     def configure(self, draw: Random) -> None:
         changed: dict[str, Any] = {"ageing": draw.choice([None, None, "1s", "5s"])}
+        changed["on_expiry"] = draw.choice(["dead", "drop"])
         if self.kind == "fair":
             weights = draw.choice([{}, {"a": 3}, {"a.*": 2, "b": 2}, {"*": 2, "a.x": 5, "default": 1}])
             changed["tenants"] = {pattern: {"weight": weight} for pattern, weight in weights.items()}
@@ -695,14 +697,24 @@ class RankedSequence:
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def watch_dead(self) -> None:
-        """Note pending and waiting messages that died, and check that their ttl has passed."""
+        """Note pending and waiting messages that died or were dropped, and check that their ttl has passed."""
+        machine, drops = self.bench.machine, self.settings.get("on_expiry") == "drop"
         for group in self.groups.values():
             dead = {m.offset for m in self.bench.dead(group.name)}
+            found = machine.groups.named(group.name)
             for message in self.messages.values():
                 held = group.of(message.name)
-                if message.offset in dead and not message.gone and held.state in (PENDING, WAITING):
+                if message.gone or held.state not in (PENDING, WAITING):
+                    continue
+                if message.offset in dead:
                     assert self._expired(message, held), f"{message.name} died too soon in {group.name}"
+                    assert not drops, f"{message.name} died, and the topic drops expired messages"
                     held.state = DEAD
+                elif drops and self._expired(message, held):
+                    if machine.pending.state_in(found, message.offset, machine.now_ms, self.bench.view) == ACKED:
+                        held.state = ACKED
+                        group.dropped += 1
+            assert found.dropped == group.dropped
 
     def check(self) -> None:
         """Compare everything with the model."""
