@@ -120,9 +120,9 @@ def show(topic: str, name: str) -> None:
 
 
 def _dropped(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the number of messages that the group has dropped because they expired, if there are any."""
-    count = sum(row.get("dropped") or 0 for row in rows)
-    return {"dropped": count} if count else {}
+    """Return how many expired messages the group has dropped, and how many of its dead letters were removed, if any."""
+    counts = {name: sum(row.get(name) or 0 for row in rows) for name in ("dropped", "dead_removed")}
+    return {name: count for name, count in counts.items() if count}
 
 
 @group.command(short_help="List the consumers of a group, and their messages.")

@@ -30,6 +30,7 @@ from sandq.client.arguments import did_you_mean
 from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, Life, StoredMessage
+from sandq.model.dead_limits import DEAD_LIMITS
 from sandq.model.errors import InvalidRequest
 from sandq.model.expiry import DEAD, ON_EXPIRY
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
@@ -97,6 +98,7 @@ _COMPACTED = {
     "max_attempts": "max_attempts",
     MAX_SNOOZES: MAX_SNOOZES,
     MAX_MESSAGE_BYTES: MAX_MESSAGE_BYTES,
+    **{name: name for name in DEAD_LIMITS},
     MAX_LEASE_MS: MAX_LEASE_MS,
     **{name: name for name in REQUEST_RATES},
     "backoff": "backoff",
@@ -377,7 +379,11 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         if key == "max_attempts" and is_of_topic:
             # A setting without a limit has no entry in the record.
             found[MAX_SNOOZES] = record.get(MAX_SNOOZES)
-            limits = (*(LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)), *REQUEST_RATES)
+            limits = (
+                *(LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)),
+                *REQUEST_RATES,
+                *DEAD_LIMITS,
+            )
             found |= {name.removesuffix("_ms").removesuffix("_us"): None for name in limits if name not in record}
         if key == "tombstone_retention_ms":
             found[PARTITION_DELIMITER] = record.get(PARTITION_DELIMITER)

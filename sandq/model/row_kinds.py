@@ -326,13 +326,14 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     b"a": _Kind(_length(8), array(_BITMAP, _BITMAP, COUNT, is_bool, _BITMAP, _BITMAP, least=4)),
     b"b": _Kind(_group_and(is_offset_of), array(U64, one_of(True), least=1)),
     b"d": _Kind(_group_and(_length(OFFSET_BYTES)), _DEAD_FIELDS),
+    b"D": _Kind(_group_and(_length(6 + OFFSET_BYTES)), lambda value: value is NOTHING),
     b"e": _Kind(_is_forget_key, lambda value: value is NOTHING),
     b"f": _Kind(_OUTBOX_KEY, _is_letter),
     b"g": _Kind(
         _group_and(_length(0)),
         array(
             *(is_name, OFFSET, _DEAD_COUNTS, TIME, _is_group_settings, array(COUNT, COUNT)),
-            *(is_bool, is_bool, COUNT),
+            *(is_bool, is_bool, COUNT, COUNT, TIME),
             least=6,
         ),
     ),

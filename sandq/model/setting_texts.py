@@ -82,6 +82,10 @@ SETTINGS: Final = {
     "group_ttl": SettingText("How long a group without consumers stays.", DURATION, True),
     "dedup_window": SettingText("How long a unique key stays taken after its delivery.", DURATION),
     "dead_letter_topic": SettingText("A topic to which dead letters are sent.", TOPIC, True),
+    "dead_retention": SettingText("How long dead letters are kept after their death.", DURATION, True),
+    "max_dead_letters": SettingText(
+        "Number of dead letters that each partition keeps for a group: the newest.", NUMBER, True
+    ),
     "precision": SettingText(
         "How long a due message may wait for others that become due; auto: the node chooses.", DURATION_OR_AUTO
     ),

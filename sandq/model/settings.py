@@ -18,6 +18,8 @@
     group_ttl            duration, none  how long a group without consumers is kept
     max_message_bytes    size, none      largest value of a message; at most the limit of the node
     max_delay            duration, none  how far ahead a message may be; replaces the limit of the node
+    dead_retention       duration, none  how long a dead letter is kept after its death
+    max_dead_letters     number, none    how many dead letters each partition keeps for a group, the newest deaths
     max_lease            duration, none  longest lease, including leases that consumers ask for
     max_request_rate     rate, none      requests of a client about the topic, on a node: "50/s"
     max_request_burst    number, none    number of these requests at once after a pause; none: those of a second
@@ -28,8 +30,8 @@
     max_in_flight_per_key
                          number, none    messages of a key that a group's consumers may hold at a time; never changes
 
-A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes`, `max_lease`,
-`max_request_rate` and `max_request_burst` as above, and
+A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes`,
+`dead_retention`, `max_dead_letters`, `max_lease`, `max_request_rate` and `max_request_burst` as above, and
 
     ttl                  duration, none  how long a value stays that was put without a ttl
     history              duration        how long every write can be read, even after a later write of its key
@@ -60,6 +62,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 from pydantic import BeforeValidator, Field, ValidationError
 
 from sandq.model import schema
+from sandq.model.dead_limits import DEAD_RETENTION_MS, MAX_DEAD_LETTERS
 from sandq.model.errors import InvalidSetting
 from sandq.model.expiry import DEAD, KEY_TTL_MS, ON_EXPIRY
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTINGS, key_limit
@@ -84,6 +87,7 @@ from sandq.model.topic_limits import (
 _DAY_MS = 86_400_000
 MOST_SNOOZES = 1_000_000
 MOST_BURST = 1_000_000
+MOST_DEAD_LETTERS = 1_000_000_000
 DELIMITER_BYTES = 16
 _MIB = 1024**2
 _PIB = 1024**5
@@ -158,6 +162,10 @@ class _Settings(schema.Section):
         default=7 * _DAY_MS, alias="group_ttl"
     )
     max_message_bytes: Annotated[int | None, _or_none(schema.size(1024, 48 * _MIB))] = None
+    dead_retention_ms: Annotated[int | None, _or_none(schema.duration(1000, 3660 * _DAY_MS))] = Field(
+        default=None, alias="dead_retention"
+    )
+    max_dead_letters: Annotated[int | None, _or_none(schema.integer(1, MOST_DEAD_LETTERS))] = None
     max_lease_ms: Annotated[int | None, _or_none(schema.duration(1000, _DAY_MS // 2))] = Field(
         default=None, alias="max_lease"
     )
@@ -172,17 +180,22 @@ class _Settings(schema.Section):
         if self.max_lease_ms is not None and self.lease_ms > self.max_lease_ms:
             lease, most = format_duration(self.lease_ms), format_duration(self.max_lease_ms)
             found.append(f"lease: {lease} is longer than max_lease ({most}): shorten it, or raise that")
+        if self.dead_retention_ms is not None and self.dead_retention_ms < self.lease_ms:
+            lease, kept = format_duration(self.lease_ms), format_duration(self.dead_retention_ms)
+            found.append(f"dead_retention: the lease ({lease}) is longer than it ({kept}): raise it, or shorten that")
         return found
 
     def record(self) -> dict[str, Any]:
         """Return the record that msgpack stores and replicas read. PERSISTED: never rename a key.
 
-        `max_snoozes` and the limits are included only if they are set, so that versions without these settings never
-        read them.
+        `max_snoozes`, the limits of dead letters, and the other limits are included only if they are set, so that
+        versions without these settings never read them.
         """
         bounds = {
             MAX_SNOOZES: self.max_snoozes,
             MAX_MESSAGE_BYTES: self.max_message_bytes,
+            DEAD_RETENTION_MS: self.dead_retention_ms,
+            MAX_DEAD_LETTERS: self.max_dead_letters,
             MAX_LEASE_MS: self.max_lease_ms,
             MAX_REQUEST_RATE_US: self.max_request_rate_us,
             MAX_REQUEST_BURST: self.max_request_burst,

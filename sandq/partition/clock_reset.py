@@ -235,6 +235,7 @@ class ClockResets:
             if group.ready is not None:
                 group.ready.limits.set_back()
             group.touched_ms = min(group.touched_ms, state.new_ms)
+            group.removed_ms = min(group.removed_ms, state.new_ms)
             self._groups.store(step, group)
         trimmed = min(self._log.state.trimmed, _last_offset_at(state.new_ms - 1))
         self._log.state.trimmed, self._log.state.gone = trimmed, (0, 0)
@@ -364,6 +365,7 @@ class ClockResets:
         for key, value in found:
             offset, message = key[5:], dead_letters.load(key, value)
             is_outdated = self._is_outdated(offset) and self._log.find(offset, view) is None
+            before = offset
             if is_outdated:
                 view.delete(key)
                 offset = self._offset_before_log(step, message.id)
@@ -373,7 +375,17 @@ class ClockResets:
                 attempts, reason, error, dead_ms, *rest = rows.unpack(value)
                 row = rows.pack(attempts, reason, error, min(dead_ms, new_ms), *rest)
                 view.put(key[:5] + offset, row)
+                self._move_death(step, int.from_bytes(key[1:5], "big"), message, before, offset, min(dead_ms, new_ms))
         return not found or self._continue_at(position)
+
+    def _move_death(
+        self, step: Step, group_id: int, message: dead_letters.DeadMessage, old: bytes, new: bytes, dead_ms: int
+    ) -> None:
+        """Move the index row of a dead message to a new offset and time of death."""
+        group = self._groups.by_id.get(group_id)
+        if group is not None and not message.is_waiting_to_be_sent:
+            group.deaths.delete(step.view, message.dead_ms, old)
+            group.deaths.put(step.view, dead_ms, new)
 
     def _follow_move(self, step: Step, message_id: bytes, offset: bytes) -> None:
         """Store the current offset of the message with an id."""
@@ -647,6 +659,7 @@ class _Placing:
                 self._rekey(rows.KEPT, group, old, new)
             if group.dead.total() and (dead := dead_letters.find(group, old, view)) is not None:
                 self._rekey(rows.DEAD, group, old, new)
+                self._reset._move_death(self._step, group.group_id, dead, old, new, dead.dead_ms)
                 self._reset._dead.moved(self._step, dead, new)
         self._note_gaps(passed, new)
         self._reset._follow_move(self._step, message.id, new)

@@ -56,6 +56,8 @@ class GroupStatus:
     """Number of messages that are leased, waiting or blocked by their keys."""
     dropped: int = 0
     """Number of messages that the group has dropped, because they expired."""
+    removed: int = 0
+    """Number of dead messages that were removed because of `dead_retention` or `max_dead_letters`."""
     is_expired: bool = False
     """Whether `group_ttl` has passed. The group then keeps only its unfinished messages."""
 
@@ -125,6 +127,7 @@ class _Snapshot(NamedTuple):
             limit=status.limit,
             unfinished=status.unfinished,
             dropped=status.dropped,
+            removed=status.removed,
             is_expired=status.is_expired,
         )
 
@@ -281,6 +284,7 @@ class StatusTable:
             limit=limit,
             unfinished=group.unfinished,
             dropped=group.dropped,
+            removed=group.removed,
             is_expired=group.is_expired,
         )
         return _Snapshot(status, passed, from_s, least, head_ms)

@@ -12,6 +12,7 @@ from sandq.model.batch_format import count_of, plain_bytes_of
 from sandq.partition import commands as c
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.jobs.dead_retention import DeadRetention
 from sandq.partition.log.counts import Counts
 from sandq.partition.producers.producers import Producers
 from sandq.partition.shared_state import SharedState
@@ -26,7 +27,13 @@ PLAIN_BYTES: Final = 64 << 10
 
 class InMemory:
     def __init__(
-        self, shared: SharedState, groups: GroupTable, group_state: GroupState, counts: Counts, producers: Producers
+        self,
+        shared: SharedState,
+        groups: GroupTable,
+        group_state: GroupState,
+        counts: Counts,
+        producers: Producers,
+        dead_retention: DeadRetention,
     ) -> None:
         self._shared = shared
         self._groups = groups
@@ -35,6 +42,7 @@ class InMemory:
         self._ttl = group_state.ttl
         self._counts = counts
         self._producers = producers
+        self._dead_retention = dead_retention
 
     def applies(self, entry: c.Entry) -> bool:
         """Return whether everything needed to apply the commands of an entry, and to compute the status afterwards, is
@@ -45,6 +53,7 @@ class InMemory:
             and len(entry.commands) <= COMMANDS
             and self._counts.knows_until(entry.now_ms)
             and all([group.knows_next for group in groups])
+            and self._dead_retention.knows_due
             and (
                 not self._ttl.any_expires or all([group.ready is None or group.ready.knows_lowest for group in groups])
             )

@@ -21,6 +21,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.unique_keys import UniqueKeys
+from sandq.partition.jobs.dead_retention import DeadRetention
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.leasing.settlement import LeaseSettlement
 from sandq.partition.log.appends import Appends
@@ -99,6 +100,7 @@ class PartitionState:
         updates = Updates(shared, self.groups, self.log)
         self.pending = Pending(shared, self.groups, self.log, ownership, ranking, updates)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.appends, self.pending)
+        self.dead_retention = DeadRetention(shared, group_state)
         self.producers = Producers(partition)
         self.settlement = LeaseSettlement(shared, group_state, unique)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
@@ -193,7 +195,7 @@ class PartitionState:
             now_ms=self.now_ms,
             floor_ms=self.floor_ms,
             next_expiry_ms=None if self.resets.state is not None else self._group_state.next_expiry_ms(view),
-            upkeep_ms=self._upkeep_ms(),
+            upkeep_ms=self._upkeep_ms(view),
             messages=self.log.state.messages,
             later=self.log.counts.later,
             trimmed=self.log.state.trimmed,
@@ -285,7 +287,7 @@ class PartitionState:
                 f"the partition's clock is being set back, {done} of {total} messages; ask again in a moment"
             )
 
-    def _upkeep_ms(self) -> int | None:
+    def _upkeep_ms(self, view: View) -> int | None:
         """Return the time from which an `Upkeep` has work to do, in ms; None if there is none."""
         if self.resets.state is not None:
             return self.now_ms
@@ -294,6 +296,7 @@ class PartitionState:
             self.trim_schedule.due_ms,
             self.holds.next_ms,
             self.jobs.next_ms,
+            self.dead_retention.due_ms(view),
             self._admin.idle_ms(),
             *forgotten_ms,
         )

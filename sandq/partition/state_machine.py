@@ -64,7 +64,9 @@ class TimerPartition(PartitionState):
         self._lease_reclaim = LeaseReclaim(shared, group_state, self.settlement)
         self._acks = SendingAcks(shared, self.settlement, self.appends, self.outbox)
         self._forwarding = Forwarding(shared, group_state, self.outbox)
-        self._in_memory = InMemory(shared, self.groups, group_state, self.log.counts, self.producers)
+        self._in_memory = InMemory(
+            shared, self.groups, group_state, self.log.counts, self.producers, self.dead_retention
+        )
 
     def apply(self, index: int, entry: c.Entry, view: View) -> list[Result]:
         """Apply a committed entry, and return one result per command. If the index was applied before, nothing
@@ -278,7 +280,7 @@ class TimerPartition(PartitionState):
 
     def _is_upkeep_due(self, step: Step) -> bool:
         """Return whether more work is due now."""
-        return (self._upkeep_ms() or step.now_ms + 1) <= step.now_ms
+        return (self._upkeep_ms(step.view) or step.now_ms + 1) <= step.now_ms
 
     def _upkeep(self, step: Step) -> None:
         """Do a bounded part of all work that is due."""
@@ -292,6 +294,7 @@ class TimerPartition(PartitionState):
             self.holds.drop(step)
             self.trim_schedule.note_settled(step)
         self._trimmer.trim(step)
+        self.dead_retention.remove(step)
         self.jobs.run(step)
 
     def _reset_clock(self, step: Step, command: c.ClockReset) -> dict[str, Any]:

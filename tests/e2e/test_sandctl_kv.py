@@ -27,7 +27,7 @@ def test_settings(ctl: Ctl) -> None:
     assert shown["kind"] == "compacted" and settings.keys() == {
         "lease", "max_attempts", "max_snoozes", "backoff", "group_ttl", "ttl", "history", "tombstone_retention",
         "max_message_bytes", "max_lease", "max_request_rate", "max_request_burst",
-        "partition_delimiter",
+        "partition_delimiter", "dead_retention", "max_dead_letters",
     }  # fmt: skip
     assert (settings["history"], settings["tombstone_retention"], settings["ttl"]) == ("10m", "7d", "30d")
     ctl("topic update set --history 0s --ttl none --tombstone-retention 1h")

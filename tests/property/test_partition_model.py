@@ -20,12 +20,13 @@ from sandq.model.errors import Unavailable
 from sandq.model.group_limits import parse_limit, with_limit
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
+from sandq.partition.jobs.dead_retention import PAUSE_MS
 from tests.support.examples import examples
 from tests.support.partition import in_parts
 from tests.support.partition.bench import FOREVER_MS, T
 from tests.support.partition.group_model import Job
 from tests.support.partition.hold_rules import Holding
-from tests.support.partition.model_bed import GROUPS, numbers, positions, steps
+from tests.support.partition.model_bed import GROUPS, STEP, numbers, positions, steps
 from tests.support.partition.model_types import Lease, name_of
 
 
@@ -339,6 +340,7 @@ class Walk(Holding):
         before = self._jobs()
         self.apply(c.Upkeep())
         self.model.drop_idle()
+        self.model.remove_dead(STEP, PAUSE_MS)
         self._watch_trim()
         stepped = [job_id for job_id, row in self._jobs().items() if job_id in before and before[job_id] != row]
         assert len(stepped) <= 1
@@ -455,8 +457,9 @@ class Walk(Holding):
     def _nothing_is_left(self) -> None:
         assert not self.model.in_log(), "the log is not empty"
         dead = {key[5:] for key, _ in self.bench.rows(b"d")}
+        assert {key[11:] for key, _ in self.bench.rows(b"D")} == dead
         kinds = {key[:1] for key, _ in self.bench.everything()}
-        assert kinds <= {b"s", b"g", b"l", b"a", b"n", b"j"} | ({b"d", b"i"} if dead else set()), kinds
+        assert kinds <= {b"s", b"g", b"l", b"a", b"n", b"j"} | ({b"d", b"D", b"i"} if dead else set()), kinds
 
 
 def _bitmap(run: list[bytes]) -> bytes:
@@ -484,6 +487,9 @@ TOPICS: dict[str, dict[str, Any]] = {
     "keys_ttl": {"ordering": "key", "ttl": "45s", "max_attempts": 1, "retention": "30s", "dedup_window": 0},
     "per_key": {"max_in_flight_per_key": 2, "backoff": {"kind": "linear", "first": "1s", "jitter_percent": 0}},
     "per_key_ttl": {"max_in_flight_per_key": 2, "ttl": "45s", "max_attempts": 1, "retention": "30s", "dedup_window": 0},
+    "dead_retention": {"ttl": "45s", "max_attempts": 1, "dead_retention": "40s", "dedup_window": 0},
+    "max_dead_letters": {"ordering": "key", "ttl": "45s", "max_attempts": 1, "max_dead_letters": 2},
+    "dead_limits": {"max_attempts": 1, "retention": "30s", "dead_retention": "90s", "max_dead_letters": 4},
     "retention": {"retention": "2m", "max_attempts": 2},
     "retain": {"delete_on_ack": False, "retain": "1m", "max_attempts": 1, "group_ttl": None},
     "for_ever": {"delete_on_ack": False, "ttl": "10s", "ordering": "key", "max_attempts": None, "max_snoozes": 1},

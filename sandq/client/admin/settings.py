@@ -47,6 +47,8 @@ class TopicSettings(TypedDict, total=False):
     retain_bytes: int | str | None
     dedup_window: Duration
     dead_letter_topic: str | None
+    dead_retention: Duration | None
+    max_dead_letters: int | OrNone
     precision: Duration | None
     ordering: Literal["none", "key"]
     max_in_flight_per_key: int | OrNone

@@ -19,6 +19,7 @@ Keys are relative to the store and begin with one tag byte. Integers are big-end
     "q" producer id u64                idempotent producer; without an id: last use of the newest forgotten producer
     "r" producer id u64, number u64    ids in the reply to a producer's batch that do not follow from the batch
     "s"                                state of the partition
+    "D" group u32, dead_ms u48, offset 16  index row: that dead message of a group died at dead_ms
     "B" topic u32, partition u16       end of the batch that is being sent to that partition
     "K" digest 16, unique key          like "u", for a message with a key (since feature level 18): digest of the key
     "L" group name                     limits of a group: this partition's allowance
@@ -76,7 +77,7 @@ from sandq.partition.base.view import Row, View
 LOG, PAYLOAD, TOMBSTONE, MOVED, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"n", b"e"
 UNIQUE, SCOPED_UNIQUE, KEYED_UNIQUE = b"u", b"U", b"K"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
-SPILLED, SPILLED_AT = b"N", b"W"
+SPILLED, SPILLED_AT, DEATH = b"N", b"W", b"D"
 QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
 SCHEDULE, FIRE = b"S", b"F"
@@ -219,6 +220,11 @@ def of_group(tag: bytes, group_id: int, offset: bytes = b"") -> bytes:
 def group_bounds(tag: bytes, group_id: int) -> tuple[bytes, bytes]:
     """Return the range of keys of a group's rows with this tag."""
     return of_group(tag, group_id), of_group(tag, group_id + 1)
+
+
+def death_key(group_id: int, dead_ms: int, offset: bytes) -> bytes:
+    """Return the key of the index row of a dead message."""
+    return of_group(DEATH, group_id, dead_ms.to_bytes(6, "big") + offset)
 
 
 def after(key: bytes) -> bytes:

@@ -65,6 +65,11 @@ class DeadMessage(NamedTuple):
         """Approximate size of its row, in bytes."""
         return ROW_BYTES + sum([len(value) for value in self.fields.values() if isinstance(value, bytes)])
 
+    @property
+    def is_waiting_to_be_sent(self) -> bool:
+        """Whether the message is in the outbox, for its dead letter topic. If so, it has no row in the index."""
+        return isinstance(self.forward, tuple)
+
     def kept_row(self, redriven_ms: int | None = None) -> bytes:
         """Return the row in which a group keeps the message after a redrive. The message no longer expires.
         `redriven_ms`: time of the redrive, stored as the end of this life; None: do not store this life."""
@@ -137,7 +142,7 @@ class DeadLetters:
     def bury(self, step: Step, group: Group, ranges: list[Range], kept: bool, death: Death) -> None:
         """Make messages dead, and put their rows. `kept`: the messages were in rows of the group until now."""
         messages = self._reader.messages(step.view, ranges, group.group_id if kept else None)
-        count, size = put_rows(step, group.group_id, messages, death, self._forward_of(step, group))
+        count, size = put_rows(step, group, messages, death, self._forward_of(step, group))
         self._shared.note_copied(size, count)
         self._buried(step, group, ranges, count, size, kept, death)
 
@@ -153,7 +158,7 @@ class DeadLetters:
                 break
             if change is not None:
                 message = message._replace(fields=change.apply(message.fields))
-            _, its_size = put_rows(step, group.group_id, [message], death, forward)
+            _, its_size = put_rows(step, group, [message], death, forward)
             self._shared.note_copied(its_size)
             count += 1
             size += its_size
@@ -266,7 +271,7 @@ class DeadLetters:
 
 def put_rows(
     step: Step,
-    group_id: int,
+    group: Group,
     messages: Iterable[Message],
     death: Death,
     forward: Callable[[Message], tuple[int, int, int]] | None = None,
@@ -282,7 +287,8 @@ def put_rows(
             row = rows.pack(*fields, message.lives, forward(message))
         else:
             row = rows.pack(*fields, message.lives) if message.lives else rows.pack(*fields)
-        view.put(rows.of_group(rows.DEAD, group_id, message.offset), row)
+            group.deaths.put(view, now_ms, message.offset)
+        view.put(rows.of_group(rows.DEAD, group.group_id, message.offset), row)
         count += 1
         size += len(row)
     return count, size
@@ -303,19 +309,29 @@ def load(key: bytes, row: bytes) -> DeadMessage:
     return DeadMessage(key[5:], *died, message_id, created_ms, fields, load_history(history), earlier, forward, sent_to)
 
 
-def undeliverable_row(letter: Letter, target: Target, error: str, now_ms: int) -> bytes:
-    """Return the row of a message that an ack has sent, and that was rejected."""
-    died = 0, UNDELIVERABLE, error, now_ms, letter.offset, now_ms
-    return rows.pack(*died, letter.fields, (), (), (*target, letter.deliver_ms, 0))
+def put_undeliverable(step: Step, group: Group, letter: Letter, target: Target, error: str) -> None:
+    """Put the row of a message that an ack has sent, and that was rejected."""
+    died = 0, UNDELIVERABLE, error, step.now_ms, letter.offset, step.now_ms
+    row = rows.pack(*died, letter.fields, (), (), (*target, letter.deliver_ms, 0))
+    step.view.put(rows.of_group(rows.DEAD, group.group_id, letter.offset), row)
+    group.deaths.put(step.view, step.now_ms, letter.offset)
 
 
-def note_refused(step: Step, group_id: int, offset: bytes, error: str) -> None:
-    """Store in the row of a dead message why the target topic rejected it."""
-    key = rows.of_group(rows.DEAD, group_id, offset)
+def note_refused(step: Step, group: Group, message: DeadMessage, error: str) -> None:
+    """Store in the row of a dead message why the target topic rejected it. From now on, the message may be removed."""
+    key = rows.of_group(rows.DEAD, group.group_id, message.offset)
     row = step.view.get(key)
     assert row is not None, "a rejected message has a row"
     *fields, _ = rows.unpack(row)
     step.view.put(key, rows.pack(*fields, error))
+    group.deaths.put(step.view, message.dead_ms, message.offset)
+
+
+def delete_row(step: Step, group: Group, message: DeadMessage) -> None:
+    """Delete the row of a dead message, and its index row. The caller updates the counts."""
+    step.view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
+    if not message.is_waiting_to_be_sent:
+        group.deaths.delete(step.view, message.dead_ms, message.offset)
 
 
 def find(group: Group, offset: bytes, view: View) -> DeadMessage | None:

@@ -26,6 +26,7 @@ from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.reader.reader import LogReader, single_row_entry
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queues import ReadyQueues
+from sandq.partition.records.dead_index import DeadIndex
 from sandq.partition.records.gaps import Gaps
 from sandq.partition.records.holders import Holder, Holders
 from sandq.partition.records.leases import Lease, Waiting
@@ -75,6 +76,11 @@ class Group:
         """Number of dead messages by reason, equal to the number of their rows."""
         self.dropped = 0
         """Number of messages that the group has dropped, because they expired."""
+        self.deaths = DeadIndex(group_id)
+        self.removed = 0
+        """Number of dead messages that were removed because of `dead_retention` or `max_dead_letters`."""
+        self.removed_ms = 0
+        """Time of the last such removal, in ms."""
         self.touched_ms = 0
         """Time at which the group last had a consumer, in ms."""
         self.settings: dict[str, Any] = {}
@@ -102,7 +108,7 @@ class Group:
     def row(self) -> bytes:
         """Return the row of the group. Trailing fields that are False or 0 are omitted."""
         dead = sorted((reason, count) for reason, count in self.dead.items() if count)
-        later: list[bool | int] = [self.paused, self.is_expired, self.dropped]
+        later: list[bool | int] = [self.paused, self.is_expired, self.dropped, self.removed, self.removed_ms]
         while later and not later[-1]:
             del later[-1]
         return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *later)
@@ -114,7 +120,8 @@ class Group:
         group = cls(int.from_bytes(key[1:], "big"), name, cursor, look_aheads)
         group.dead.update(dict(dead))
         group.touched_ms, group.settings, group.reader.taken = touched_ms, settings, tuple(taken)
-        group.paused, group.is_expired, group.dropped = rows.with_defaults(later, False, False, 0)
+        group.paused, group.is_expired, *counted = rows.with_defaults(later, False, False, 0, 0, 0)
+        group.dropped, group.removed, group.removed_ms = counted
         return group
 
     def use(self, step: Step) -> None:

@@ -42,7 +42,10 @@ FINISHED_JOBS = 64
 KINDS = ("cancel", "move", *DEAD_JOBS)
 OWN_KINDS = ("seek", "drop")
 """Kinds of jobs that the partition itself begins."""
-_OF_GROUP = (rows.WAITING, rows.SPILLED, rows.SPILLED_AT, rows.DEAD, rows.KEPT, rows.BLOCKED, rows.GAPS)
+_OF_GROUP = (
+    *(rows.WAITING, rows.SPILLED, rows.SPILLED_AT, rows.DEAD, rows.DEATH),
+    *(rows.KEPT, rows.BLOCKED, rows.GAPS),
+)
 OWN_IDS = b"sandq\x00\x00\x00"
 """Beginning of the ids of the partition's own jobs."""
 

@@ -207,5 +207,5 @@ class Redrive:
     def _take(self, step: Step, group: Group, message: DeadMessage) -> None:
         """Remove a dead message from its row, from the outbox and from the counts."""
         self._dead.withdraw(step, message)
-        step.view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
+        dead_letters.delete_row(step, group, message)
         group.dead[message.reason] -= 1

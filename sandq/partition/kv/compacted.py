@@ -134,8 +134,8 @@ class CompactedPartition(TimerPartition):
 
     # -- upkeep ---------------------------------------------------------------------------------------------------
 
-    def _upkeep_ms(self) -> int | None:
-        times = (super()._upkeep_ms(), self.keys.next_expiry_ms, self.compactor.due_ms)
+    def _upkeep_ms(self, view: View) -> int | None:
+        times = (super()._upkeep_ms(view), self.keys.next_expiry_ms, self.compactor.due_ms)
         return min((at for at in times if at is not None), default=None)
 
     def _upkeep(self, step: Step) -> None:

@@ -170,12 +170,16 @@ class PartitionQueries:
         """Return whether expired messages become dead letters of a group, or are dropped."""
         return expiry_rule(self._machine.settings, group.settings)
 
-    def _is_perhaps_dropped(self, group: Group, status: Shown, shown: Shown) -> bool:
-        """Return whether the group may have dropped a message that counts as acked: it has dropped some, and the ttl of
-        this one has passed. It was acked for certain if the lease is known."""
-        expires_ms = self._expires_ms(group, None, shown)
-        is_over = expires_ms is not None and expires_ms <= self._machine.now_ms
-        return bool(group.dropped) and is_over and status["consumer"] is None
+    def _acked_reason(self, group: Group, status: Shown, shown: Shown) -> str:
+        """Return why a group is done with a message. It was acked for certain only if the lease is still known."""
+        ends = ["it was acked"]
+        if status["consumer"] is None:
+            expires_ms = self._expires_ms(group, None, shown)
+            if group.dropped and expires_ms is not None and expires_ms <= self._machine.now_ms:
+                ends.append("it expired and was dropped (on_expiry)")
+            if group.removed:
+                ends.append("it was a dead letter and was removed (dead_retention, max_dead_letters)")
+        return ends[0] if len(ends) == 1 else f"{', or '.join(ends)}: the group keeps nothing that tells which"
 
     def _reason(self, group: Group, status: Shown, shown: Shown) -> str:
         """Return, as a sentence for people, why a message is in its state. `status`: its state in the group; `shown`:
@@ -201,12 +205,8 @@ class PartitionQueries:
                 return (
                     f"it is dead: {buried.reason if buried is not None else ''}; redrive it to have it delivered again"
                 )
-            case "acked" if self._is_perhaps_dropped(group, status, shown):
-                return (
-                    "it was acked, or it expired and was dropped (on_expiry): the group keeps nothing that tells which"
-                )
             case "acked":
-                return "it was acked"
+                return self._acked_reason(group, status, shown)
         if group.pause_reason() is not None:
             return f"the group is stopped: {group.pause_reason()}"
         if offset in group.order.blocked:
@@ -454,6 +454,7 @@ class PartitionQueries:
                 "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
                 "settings": group.settings or None,
                 "dropped": group.dropped,
+                "dead_removed": group.removed,
                 "unfinished": group.unfinished,
                 "expired": group.is_expired,
                 # An idle group counts as used until the last of its messages is due.

@@ -17,7 +17,7 @@ from sandq.model.errors import Conflict
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.view import Row, View
-from sandq.partition.groups import spilled
+from sandq.partition.groups import dead_letters, spilled
 from sandq.partition.groups.group import Group
 from sandq.partition.outbox import Letter
 from sandq.partition.partition_state import PartitionState
@@ -35,6 +35,7 @@ GROUP_TAGS: Final = (
     rows.SPILLED,
     rows.SPILLED_AT,
     rows.DEAD,
+    rows.DEATH,
     rows.KEPT,
     rows.BLOCKED,
     rows.GAPS,
@@ -56,6 +57,7 @@ def check_whole(restored: PartitionState, view: View, yield_now: Callable[[], No
     if KEPT_BY_KEY not in restored.shared.settings:
         _check_overlays(view, yield_now)
     _check_outbox(view, yield_now)
+    _check_deaths(restored, view, yield_now)
 
 
 def _check_numbers(restored: PartitionState, view: View) -> None:
@@ -224,6 +226,22 @@ def _check_outbox(view: View, yield_now: Callable[[], None]) -> None:
         ]
         if len(found) != size or not all([letter.fields for letter in found]):
             raise Conflict(f"{_shown(key)} says {size} messages, and these are not there as a whole")
+
+
+def _check_deaths(restored: PartitionState, view: View, yield_now: Callable[[], None]) -> None:
+    """Check that the index by time of death has the dead messages of each group that may be removed, and no others."""
+    for group_id, group in restored.groups.by_id.items():
+        count = 0
+        for key, value in _of_group(view, rows.DEAD, group_id, yield_now):
+            message = dead_letters.load(key, value)
+            if message.is_waiting_to_be_sent:
+                continue
+            count += 1
+            if view.get(rows.death_key(group_id, message.dead_ms, message.offset)) is None:
+                raise Conflict(f"{_shown(key)} is of a dead message that is missing in the index by time of death")
+        found = sum([1 for _ in _of_group(view, rows.DEATH, group_id, yield_now)])
+        if found != count:
+            raise Conflict(f"group {group.name!r} has {count} dead messages to keep, and {found} rows of their times")
 
 
 def _of_group(view: View, tag: bytes, group_id: int, yield_now: Callable[[], None]) -> Iterator[Row]:

@@ -33,7 +33,6 @@ from sandq.model.outbox import (
     takes_tenant,
 )
 from sandq.partition import commands as c
-from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
@@ -103,7 +102,7 @@ class Forwarding:
         if found is None:
             return
         group, message = found
-        step.view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
+        dead_letters.delete_row(step, group, message)
         group.dead[message.reason] -= 1
         self._kept.expire_move(step, message.offset, message.id)
         self._groups.store(step, group)
@@ -116,15 +115,15 @@ class Forwarding:
         if letter.kind == MESSAGE:
             # If the group was deleted meanwhile, there is no list of dead messages that could contain the message.
             if (group := self._groups.by_id.get(letter.group_id)) is not None:
-                row = dead_letters.undeliverable_row(letter, target, error, step.now_ms)
-                step.view.put(rows.of_group(rows.DEAD, group.group_id, letter.offset), row)
+                dead_letters.put_undeliverable(step, group, letter, target, error)
                 group.dead[dead_letters.UNDELIVERABLE] += 1
                 self._groups.store(step, group)
             return
         found = self._dead_of(target, seq, letter, step.view)
         if found is not None:
             group, message = found
-            dead_letters.note_refused(step, group.group_id, message.offset, error)
+            dead_letters.note_refused(step, group, message, error)
+            self._groups.store(step, group)
 
     def _dead_of(self, target: Target, seq: int, letter: Letter, view: View) -> tuple[Group, DeadMessage] | None:
         """Return (group, dead message) of a letter. None if the message was deleted with its group or by a seek, or if

@@ -293,6 +293,7 @@ class Group(ResponseModel):
     consumers: int
     settings: dict[str, Any] | None
     dropped: int = Field(description="Messages that expired and were dropped (`on_expiry`), since the group was made.")
+    dead_removed: int = Field(description="Dead letters removed by `dead_retention` and `max_dead_letters`.")
     blocked_by_key: int | None = Field(
         default=None,
         description="Number of `ready` messages that wait for messages with the same key; null in a topic without "

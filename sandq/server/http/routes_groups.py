@@ -363,6 +363,7 @@ def _group(name: str, rows: list[dict[str, Any]]) -> Found:
         "settings": settings_json(settings) if settings else None,
         "blocked_by_key": blocked_by_key_of_rows(parts),
         "dropped": sum(row.get("dropped") or 0 for row in parts),
+        "dead_removed": sum(row.get("dead_removed") or 0 for row in parts),
         "unfinished": sum(row.get("unfinished") or 0 for row in parts),
         "expired": any(row.get("expired") for row in parts),
         "limits": group_limits_of_rows(parts),

@@ -186,6 +186,12 @@ GROUPS: Final = (
     Metric("sandq_group_leased", GAUGE, GROUP, "Leased messages."),
     Metric("sandq_group_waiting", GAUGE, GROUP, "Messages that wait for their next attempt."),
     Metric("sandq_group_dead", GAUGE, GROUP, "Dead messages."),
+    Metric(
+        "sandq_group_dead_removed_total",
+        COUNTER,
+        GROUP,
+        "Dead letters that were removed (dead_retention, max_dead_letters).",
+    ),
     Metric("sandq_group_dropped_total", COUNTER, GROUP, "Messages that expired and were dropped (on_expiry: drop)."),
     Metric(
         "sandq_group_oldest_unacked_age_seconds",

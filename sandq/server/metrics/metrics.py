@@ -496,6 +496,7 @@ def _write_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, out:
         out.value("sandq_group_leased", group.leased, labels)
         out.value("sandq_group_waiting", group.waiting, labels)
         out.value("sandq_group_dead", group.dead, labels)
+        out.value("sandq_group_dead_removed_total", group.removed, labels)
         out.value("sandq_group_dropped_total", group.dropped, labels)
         out.value("sandq_group_oldest_unacked_age_seconds", age_s, labels)
         out.value("sandq_group_consumers", group.consumers, labels)

@@ -97,6 +97,7 @@ class GroupNumbers:
         "oldest_ms",
         "paused",
         "ready",
+        "removed",
         "soon",
         "stalled",
         "unfinished",
@@ -105,7 +106,7 @@ class GroupNumbers:
 
     def __init__(self) -> None:
         self.ready = self.delayed = self.leased = self.waiting = self.dead = self.dropped = self.consumers = 0
-        self.paused = self.stalled = 0
+        self.removed = self.paused = self.stalled = 0
         self.oldest_ms: int | None = None
         self.soon: list[int] = []
         self.limits: list[Limited] = []
@@ -124,6 +125,7 @@ class GroupNumbers:
         self.waiting += group.waiting
         self.dead += group.dead
         self.dropped += group.dropped
+        self.removed += group.removed
         if group.is_expired:
             self.unfinished = (self.unfinished or 0) + group.unfinished
         self.paused |= group.is_paused
@@ -140,7 +142,7 @@ class GroupNumbers:
 
     def add(self, other: GroupNumbers) -> None:
         """Add the numbers of other groups."""
-        for name in ("ready", "delayed", "leased", "waiting", "dead", "dropped", "consumers"):
+        for name in ("ready", "delayed", "leased", "waiting", "dead", "dropped", "removed", "consumers"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.paused |= other.paused
         self.stalled |= other.stalled

@@ -139,7 +139,7 @@ async def test_a_compacted_topic(web: Web) -> None:
     made = await web.post("/topics", {"name": "t", "kind": 1, "partitions": 2, "settings": settings}, 201)
     assert made["kind"] == "compacted" and {name: made["settings"][name] for name in settings} == settings
     rest = {"max_attempts", "max_snoozes", "backoff", "group_ttl", "max_message_bytes", "max_lease"}
-    rest |= {"max_request_rate", "max_request_burst", "partition_delimiter"}
+    rest |= {"max_request_rate", "max_request_burst", "partition_delimiter", "dead_retention", "max_dead_letters"}
     assert made["settings"].keys() == {*settings, *rest}
     again = await web.post("/topics", {"name": "u", "kind": "compacted", "settings": made["settings"]}, 201)
     assert again["settings"] == made["settings"], "the returned change can be produced again"

@@ -19,6 +19,7 @@ from sandq.partition.log.appends import Stored
 from sandq.partition.partition_status import Status
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.reader.pieces import Message, MessageReader
+from sandq.partition.records.dead_index import DeadIndex
 from sandq.partition.records.leases import Lease
 from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
@@ -309,10 +310,12 @@ class Bench:
         return self.machine.status(self.view)
 
     def dead(self, group: str = "g") -> list[dead_letters.DeadMessage]:
-        """Return the dead messages of a group, and check the counts in its row."""
+        """Return the dead messages of a group, and check the counts in its row and the index by time of death."""
         found = self.machine.groups.named(group)
         listed = dead_letters.scan(found.group_id, None, ALL, ALL, self.view)
         assert +found.dead == {r: n for r in found.dead if (n := sum(m.reason == r for m in listed))}
+        removable = {(m.dead_ms, m.offset) for m in listed if not m.is_waiting_to_be_sent}
+        assert {*DeadIndex(found.group_id).oldest(self.view, ALL)} == removable
         return listed
 
     def state_of(self, offset: bytes, group: str = "g") -> str:

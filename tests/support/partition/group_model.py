@@ -124,6 +124,28 @@ class GroupModel(Model):
                 else:
                     self.drop(name)
 
+    def remove_dead(self, limit: int, pause: int) -> None:
+        """Remove dead messages that exceed `dead_retention` or `max_dead_letters`, up to `limit`."""
+        kept, most = self.settings.get("dead_retention_ms"), self.settings.get("max_dead_letters")
+        for group in self.groups.values():
+            dead = sorted((held.dead_at, self.messages[name].offset, name) for name, held in group.of("dead").items())
+            if limit <= 0 or group.seek_from is not None or not dead:
+                continue
+            excess = 0 if most is None else len(dead) - most
+            over = [
+                name
+                for at, (dead_at, _, name) in enumerate(dead)
+                if at < excess or (kept is not None and dead_at + kept <= self.now)
+            ]
+            if not over or (group.removed_at is not None and group.removed_at + pause > self.now):
+                continue
+            for name in over[:limit]:
+                del group.held[name]
+            group.removed += len(over[:limit])
+            if len(over) <= limit:
+                group.removed_at = self.now
+            limit -= len(over[:limit])
+
     def setting(self, group: Group, name: str) -> Any:
         return group.settings.get(name, self.settings[name])
 

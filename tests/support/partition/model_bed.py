@@ -17,7 +17,7 @@ from sandq.partition import commands as c
 from sandq.partition.base import expiring_rows, rows
 from sandq.partition.base.digest import comparable
 from sandq.partition.group_status import GroupStatus
-from sandq.partition.jobs import jobs, redrive
+from sandq.partition.jobs import dead_retention, jobs, redrive
 from sandq.partition.log import appends, counts, trim
 from sandq.partition.partition_status import Status
 from sandq.partition.pending import pending
@@ -44,6 +44,7 @@ SMALL = (
     (reader, "HEAD_ENTRIES", 2),
     (pending, "AHEAD_FROM", 1),
     (jobs, "STEP_MESSAGES", STEP),
+    (dead_retention, "STEP_MESSAGES", STEP),
     (redrive, "WAITING_RANGES", 1 << 30),
     (redrive, "WAITING_RANGES", 1 << 30),
     (expiring_rows, "SWEEP_ROWS", 2),
@@ -259,6 +260,7 @@ class Bed(RuleBasedStateMachine):
         blocked = list(group.order.blocked)
         assert (state.leased, state.waiting, state.dead) == (len(leased), len(waiting), group.dead.total())
         assert state.dropped == group.dropped == self.model.groups[state.name].dropped
+        assert state.removed == group.removed == self.model.groups[state.name].removed
         logged = [message.offset for message in self.model.in_log()]
         ahead = [o for o in logged if o > group.cursor]
         due = [o for o in ahead if offsets.deliver_ms(o) // 1000 <= now_s and not group.seeking]

@@ -113,6 +113,9 @@ class Group:
     held: dict[str, Held] = field(default_factory=dict)
     paused: bool = False
     dropped: int = 0
+    removed: int = 0
+    removed_at: int | None = None
+    """Time of the last removal of dead messages."""
     seek_from: bytes | None = None
     """Start of the seek in progress: dead messages from this offset on are redelivered. None: no seek."""
     sought: bytes = b""

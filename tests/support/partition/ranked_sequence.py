@@ -710,10 +710,11 @@ class RankedSequence:
                     assert self._expired(message, held), f"{message.name} died too soon in {group.name}"
                     assert not drops, f"{message.name} died, and the topic drops expired messages"
                     held.state = DEAD
-                elif drops and self._expired(message, held):
-                    if machine.pending.state_in(found, message.offset, machine.now_ms, self.bench.view) == ACKED:
-                        held.state = ACKED
-                        group.dropped += 1
+                    continue
+                state = machine.pending.state_in(found, message.offset, machine.now_ms, self.bench.view)
+                if drops and state == ACKED and self._expired(message, held):
+                    held.state = ACKED
+                    group.dropped += 1
             assert found.dropped == group.dropped
 
     def check(self) -> None:

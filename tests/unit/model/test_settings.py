@@ -25,7 +25,7 @@ KEYS = [
     *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
     *("dedup_window", "ordering", "max_in_flight_per_key", "max_snoozes", "dead_letter_topic"),
     *("max_message_bytes", "max_delay", "max_lease", "max_request_rate", "max_request_burst"),
-    *("precision", "on_expiry"),
+    *("precision", "on_expiry", "dead_retention", "max_dead_letters"),
 ]
 DAY_S = 86_400
 DEFAULT_RECORD = {
@@ -326,6 +326,24 @@ def test_compacted_topic_refuses_on_expiry() -> None:
         parse_settings({"on_expiry": "drop"}, COMPACTED)
     with pytest.raises(InvalidSetting, match=words):
         parse_group_settings({"on_expiry": "drop"}, parse_settings({}, COMPACTED).record())
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_record_has_limits_of_dead_letters_only_if_they_are_set(kind: str) -> None:
+    without = parse_settings({}, kind).record()
+    record = parse_settings({"dead_retention": "30d", "max_dead_letters": "1000"}, kind).record()
+    assert record == without | {"dead_retention_ms": 30 * DAY_S * 1000, "max_dead_letters": 1000}
+    assert update_settings(record, {"max_dead_letters": "none", "dead_retention": None}, kind).record() == without
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_dead_retention_below_the_lease_is_refused(kind: str) -> None:
+    words = r"^dead_retention: the lease \(1m\) is longer than it \(59s\): raise it, or shorten that$"
+    with pytest.raises(InvalidSetting, match=words):
+        parse_settings({"lease": "1m", "dead_retention": "59s"}, kind)
+    record = parse_settings({"lease": "1m", "dead_retention": "1m"}, kind).record()
+    with pytest.raises(InvalidSetting, match=r"^dead_retention: the lease \(2m\) is longer"):
+        update_settings(record, {"lease": "2m"}, kind)
 
 
 def test_a_limit_for_each_key() -> None:

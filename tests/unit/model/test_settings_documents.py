@@ -66,7 +66,7 @@ def test_every_setting_is_in_the_document_and_no_other() -> None:
     parts = {f"backoff.{part}" for part in keys_of(Backoff)}
     assert set(TOPICS[TIMER]) == {*keys_of(CLASSES[TIMER]), *parts} - {"backoff"}
     shared = {"lease", "max_attempts", "max_snoozes", "backoff", "group_ttl", "max_message_bytes", "max_lease",
-              "max_request_rate", "max_request_burst"}  # fmt: skip
+              "max_request_rate", "max_request_burst", "dead_retention", "max_dead_letters"}  # fmt: skip
     own = {"ttl", *keys_of(CLASSES[COMPACTED])} - shared
     assert set(TOPICS[COMPACTED]) == own
     assert set(TOPICS[FAIR]) == {*keys_of(CLASSES[FAIR])} - {*keys_of(CLASSES[TIMER])}

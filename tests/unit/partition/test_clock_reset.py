@@ -610,3 +610,35 @@ def test_messages_keep_their_own_attempts_in_a_reset() -> None:
     again = [*bench.lease(at=3000), *bench.lease(at=3000 + HOUR), *bench.lease(at=YEAR + HOUR)]
     assert sorted(bench.values(again)) == ["delayed", "leased", "waiting"]
     assert {lease.retry for lease in again} == {RetryRules(7)}
+
+
+def test_dead_messages_are_removed_by_their_corrected_times_after_a_reset() -> None:
+    bench = Bench(max_attempts=1, dead_retention="1h")
+    bench.open()
+    bench.append("early")
+    bench.nack(bench.one(at=1).token, at=1)
+    bench.apply(YEAR, c.Clock())
+    bench.append("late", at=YEAR)
+    bench.nack(bench.one(at=YEAR).token, at=YEAR)
+    set_back(bench, 3000, restart=True)
+    assert sorted(message.dead_ms - T for message in bench.dead()) == [1, 3000]
+    bench.trim(at=HOUR + 1)
+    assert [message.dead_ms - T for message in bench.dead()] == [3000]
+    bench.trim(at=HOUR + 20_000)
+    assert bench.dead() == [] and bench.rows(rows.DEATH) == []
+
+
+def test_pause_after_a_removal_is_set_back_by_a_reset() -> None:
+    bench = Bench(max_attempts=1, max_dead_letters=1)
+    bench.open()
+    bench.apply(YEAR, c.Clock())
+    for _ in range(2):
+        bench.append("m", at=YEAR)
+        bench.nack(bench.one(at=YEAR).token, at=YEAR)
+    bench.trim(at=YEAR)
+    assert len(bench.dead()) == 1
+    set_back(bench, 3000)
+    bench.append("m", at=4000)
+    bench.nack(bench.one(at=4000).token, at=4000)
+    bench.trim(at=20_000)
+    assert len(bench.dead()) == 1

@@ -255,6 +255,38 @@ class TestTtlExpires:
         assert bench.send("b", unique=["k"], at=101).refused == []
 
 
+class TestTtlExpiresAndDrops:
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting"])
+    def test_acked_and_counted(self, state: str) -> None:
+        lasting = scene(state, ttl="100ms", on_expiry="drop")
+        assert lasting.bench.expire(at=1100) == 1
+        assert (lasting.state, lasting.bench.dead()) == ("acked", [])
+        assert lasting.bench.status().groups[0].dropped == 1
+
+    @pytest.mark.parametrize("state", ["leased", "acked", "dead"])
+    def test_unaffected(self, state: str) -> None:
+        done = scene(state, ttl="100ms", on_expiry="drop")
+        assert done.bench.expire(at=1100) == 0
+        assert done.state == state and done.bench.status().groups[0].dropped == 0
+
+
+class TestDeadRetention:
+    @pytest.mark.parametrize("limit", [{"dead_retention": "1m"}, {"max_dead_letters": 1}])
+    def test_dead_is_gone(self, limit: dict[str, Any]) -> None:
+        dead = scene("dead", **limit)
+        dead.bench.append("later", at=50)
+        dead.bench.nack(dead.bench.one(at=50).token, at=50)
+        dead.bench.trim(at=60_030)
+        assert [message.dead_ms for message in dead.bench.dead()] == [T + 50]
+        assert dead.bench.cancel(dead.offset, at=60_030) == ("too_late", "gone")
+
+    @pytest.mark.parametrize("state", ["delayed", "ready", "leased", "waiting", "acked"])
+    def test_others_stay(self, state: str) -> None:
+        other = scene(state, dead_retention="30s", retention="1d")
+        other.bench.trim(at=29_000)
+        assert other.state in (state, "ready")
+
+
 class TestRedriveAndPurge:
     @pytest.mark.parametrize("trimmed", [True, False])
     def test_redrive(self, trimmed: bool) -> None:

@@ -249,9 +249,11 @@ def test_ranked_leases_and_waiting_entries() -> None:
 
 def test_dead_and_kept() -> None:
     view = view_of()
-    put_rows(step_at(T + 500, view), 1, [Message(OFFSET, OFFSET, T, HI)], Death("nacked", 1, "boom", HISTORY))
+    group = Group(1, "g", OFFSET, LookAheads())
+    put_rows(step_at(T + 500, view), group, [Message(OFFSET, OFFSET, T, HI)], Death("nacked", 1, "boom", HISTORY))
     key = rows.of_group(rows.DEAD, 1, OFFSET)
     assert view.get(key) == example("dead-row")
+    assert view.get(example("death-key")) == b"" and rows.death_key(1, T + 500, OFFSET) == example("death-key")
     dead = load_dead(key, example("dead-row"))
     assert (dead.attempts, dead.reason, dead.error, dead.dead_ms) == (1, "nacked", "boom", T + 500)
     assert (dead.id, dead.created_ms, dead.fields, dead.history) == (OFFSET, T, HI, HISTORY)
@@ -266,7 +268,8 @@ def test_redriven_and_dead_again() -> None:
     assert redriven == example("kept-again-row")
     view.put(rows.of_group(rows.KEPT, 1, OFFSET), redriven)
     messages = kept_messages(view, [Range(OFFSET, 1)], 1)
-    put_rows(step_at(T + 500, view), 1, messages, Death("nacked", 1, "boom", HISTORY))
+    group = Group(1, "g", OFFSET, LookAheads())
+    put_rows(step_at(T + 500, view), group, messages, Death("nacked", 1, "boom", HISTORY))
     row = view.get(key)
     assert row is not None and row == bytes([0x99]) + example("dead-row")[1:] + example("lives")
     assert load_dead(key, row).lives == (Life(1, 1, "nacked", "boom", T + 500, T + 2000, HISTORY),)
@@ -521,7 +524,7 @@ def test_page_lists_every_row_tag_and_command() -> None:
     """The page lists each tag and number of the code."""
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION, STATE_OF_BACKUP}
-    assert len(tags) == 41
+    assert len(tags) == 42
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in PAGE
     for number in c.CommandType:

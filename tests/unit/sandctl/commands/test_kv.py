@@ -232,7 +232,7 @@ def test_settings_of_a_compacted_topic() -> None:
     given = {"lease": "1m", "ttl": "30d", "history": "10m", "tombstone_retention": "1w"}
     shown = settings_json(parse_settings(given, COMPACTED).record(), COMPACTED)
     general = {"lease", "max_attempts", "max_snoozes", "backoff", "group_ttl", "max_message_bytes", "max_lease"}
-    general |= {"max_request_rate", "max_request_burst", "partition_delimiter"}
+    general |= {"max_request_rate", "max_request_burst", "partition_delimiter", "dead_retention", "max_dead_letters"}
     assert shown.keys() == {*general, "ttl", "history", "tombstone_retention"}
     assert parse_settings(shown, COMPACTED) == parse_settings(given, COMPACTED), "shown settings can be used as options"
 
