@@ -120,9 +120,10 @@ def show(topic: str, name: str) -> None:
 
 
 def _dropped(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many expired messages the group has dropped, and how many of its dead letters were removed, if any."""
+    """Return how many expired messages the group has dropped, and how many of its dead letters were removed. A table
+    leaves out zeros."""
     counts = {name: sum(row.get(name) or 0 for row in rows) for name in ("dropped", "dead_removed")}
-    return {name: count for name, count in counts.items() if count}
+    return {name: count for name, count in counts.items() if count or settings().output != "table"}
 
 
 @group.command(short_help="List the consumers of a group, and their messages.")

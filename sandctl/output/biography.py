@@ -70,7 +70,7 @@ def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, s
         yield "back", f"{moment(group['due_ms'], now_ms)}, after attempt {group['attempt']}"
     if group.get("expires_ms") is not None:
         end = "is dropped" if group.get("on_expiry") == "drop" else "becomes a dead letter"
-        yield "expires", f"{moment(group['expires_ms'], now_ms)}, unless it is leased then; it {end}"
+        yield "expires", f"{moment(group['expires_ms'], now_ms)}; unless it is leased, it {end} then"
     if group.get("snoozes"):
         count = group["snoozes"]
         yield "snoozed", "once" if count == 1 else f"{count:,} times"

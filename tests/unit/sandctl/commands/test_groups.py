@@ -194,6 +194,22 @@ def test_group_show_adds_up(ctl: Ctl, two_groups: None) -> None:
     assert len(result.stdout.splitlines()) == 3 and "only the first 2" in result.stderr
 
 
+def test_group_show_counts_dropped_and_removed_messages(ctl: Ctl, client: FakeClient, two_groups: None) -> None:
+    assert "dropped" not in ctl("group", "show", "t", "a").stdout
+    for row in client.groups:
+        row |= {"dropped": 3, "dead_removed": 4}
+    record = json.loads(ctl("group", "show", "t", "a", "-o", "json").stdout)
+    assert (record["dropped"], record["dead_removed"]) == (6, 8)
+    lines = ctl("group", "show", "t", "a").stdout.replace("_", " ").splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith(("dropped", "dead removed"))] == ["6", "8"]
+
+
+def test_on_expiry_of_group_is_set(ctl: Ctl, client: FakeClient) -> None:
+    assert ctl("group", "update", "t", "g", "--on-expiry", "drop").exit_code == 0
+    assert client.asked("update_group")[-1]["settings"] == {"on_expiry": "drop"}
+    assert ctl("group", "update", "t", "g", "--on-expiry", "keep").exit_code == 2
+
+
 def test_group_consumers_lists_consumers_with_leases(ctl: Ctl, client: FakeClient) -> None:
     ada = GroupConsumer("ada", "192.0.2.7:4711", NOW_MS - 1000, 9, 2, 3, NOW_MS)
     client.consumers = GroupConsumers([ada, GroupConsumer("h", None, None, None, 0, 1, NOW_MS)], 4)

@@ -200,6 +200,14 @@ def test_why_prints_the_number_of_reclaims(ctl: Ctl, client: FakeClient, reclaim
     assert f"  reclaimed  {words}" in ctl("message", "why", "t", ID).stdout.splitlines()
 
 
+@pytest.mark.parametrize(("rule", "end"), [("dead", "becomes a dead letter"), ("drop", "is dropped")])
+def test_why_prints_when_a_message_expires(ctl: Ctl, client: FakeClient, rule: str, end: str) -> None:
+    (_, audit) = BIOGRAPHY["groups"]  # type: ignore[misc]
+    client.biography = {**BIOGRAPHY, "groups": [{**audit, "expires_ms": NOW_MS + 60_000, "on_expiry": rule}]}
+    lines = [line for line in ctl("message", "why", "t", ID).stdout.splitlines() if line.startswith("  expires")]
+    assert lines[-1].endswith(f"(in 1m); unless it is leased, it {end} then")
+
+
 @pytest.mark.parametrize(("snoozes", "words"), [(1, "once"), (1200, "1,200 times")])
 def test_snoozes_are_part_of_the_biography(ctl: Ctl, client: FakeClient, snoozes: int, words: str) -> None:
     history = [[1, "worker-1", NOW_MS - 900, NOW_MS - 400, "snoozed", "429"]]
