@@ -89,6 +89,19 @@ async def test_expired_messages_are_dropped(web: Web) -> None:
     assert "its ttl deletes keys" in (await web.post("/topics", wrong, 400))["detail"]
 
 
+async def test_old_dead_letters_are_removed(web: Web) -> None:
+    await topic(web, "a", "b", max_attempts=1, max_dead_letters=1, dead_retention="30d")
+    settings = (await web.get("/topics/t"))["settings"]
+    assert (settings["dead_retention"], settings["max_dead_letters"]) == ("30d", 1)
+    for message in await lease(web, 2):
+        await web.post("/topics/t/groups/g/dead", {**held(message), "error": message["text"]})
+    group = await until_answer(lambda: web.get("/topics/t/groups/g"), lambda group: group["dead_removed"] == 1)
+    assert (group["dead"], group["partitions"][0]["dead_removed"]) == (1, 1)
+    (letter,) = (await web.get("/topics/t/groups/g/dead"))["messages"]
+    assert letter["text"] == "b"
+    assert "dead_retention" in (await web.patch("/topics/t", {"settings": {"dead_retention": "1s"}}, 400))["detail"]
+
+
 async def test_groups_and_their_lag(web: Web) -> None:
     await topic(web, *"abcde")
     assert (await web.get("/topics/t/groups"))["groups"] == []

@@ -45,6 +45,7 @@ function standing(context, topic, group, found, again) {
       { key: "leased", label: "Leased", kind: "number", text: (row) => short(row.leased), sort: (row) => row.leased },
       { key: "waiting", label: "Retrying", kind: "number", text: (row) => short(row.waiting), sort: (row) => row.waiting },
       { key: "dead", label: "Dead", kind: "number", text: (row) => short(row.dead), sort: (row) => row.dead },
+      { key: "removed", label: "Dead letters removed", kind: "number", wide: true, optional: true, text: (row) => (row.dead_removed ? short(row.dead_removed) : "") },
       { key: "dropped", label: "Dropped", kind: "number", wide: true, optional: true, text: (row) => (row.dropped ? short(row.dropped) : "") },
       { key: "blocked", label: "Blocked by keys", kind: "number", wide: true, optional: true, text: (row) => (row.blocked_by_key === undefined ? "" : count(row.blocked_by_key)) },
       { key: "cursor", label: "Leased up to", kind: "code", wide: true, text: (row) => row.cursor ?? "–" },
