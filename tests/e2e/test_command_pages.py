@@ -140,6 +140,8 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
             # An earlier line has moved the message forward, and a group has leased it.
             client.admin.delete_topic("orders")
             return prepare(client, line)
+    if "--unique-key invoice-1 " in line and not line.startswith("sandctl produce"):
+        client.produce("orders", b"x", key="customer-7", unique_key="invoice-1", on_conflict="ignore", delay="1h")
     if "--max 5" in line or "--follow" in line:
         for _ in range(5):
             client.produce("orders", b"x")
