@@ -382,11 +382,10 @@ class MessageLog:
     def uncount(self, offset: bytes, count: int) -> None:
         """Subtract deleted messages at one offset from all counts. Every group has passed them. The caller stores the
         groups."""
-        due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -count)
         for group in self._groups.by_id.values():
             if group.reader.passed is not None:
-                group.reader.passed += self.counts.due - due_before
+                group.reader.passed -= count
             group.reader.uncount(offset, count)
 
     def drop_tombstone(self, step: Step, offset: bytes) -> None:
@@ -429,7 +428,6 @@ class MessageLog:
         elif remember:
             self._expiring_rows.put(step, rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, why, now_ms)
             view.has_tombstones = True
-        due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -1)
         self.state.messages -= 1
         self.state.bytes -= entry.size
@@ -440,7 +438,7 @@ class MessageLog:
                 continue
             group.note_change()
             if group.reader.passed is not None:
-                group.reader.passed += self.counts.due - due_before  # the group had passed it
+                group.reader.passed -= 1  # the group had passed it, perhaps ahead of its second
             if offset in group.order.blocked:
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))

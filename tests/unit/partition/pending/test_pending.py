@@ -234,3 +234,16 @@ def test_message_that_a_deleted_group_had_as_dead_is_found_by_its_id_after_a_mov
     bench.trim(at=1)  # the job deletes the dead message of the group
     bench.trim(at=2 * CANCEL_MEMORY_MS)
     assert bench.cancel(offset, at=2 * CANCEL_MEMORY_MS).word == "cancelled"
+
+
+def test_cancelled_message_that_was_passed_ahead_of_its_second_is_not_counted() -> None:
+    bench = Bench(ordering="key")
+    bench.open()
+    bench.put("leased", key="k", due=1000)
+    blocked = bench.put("blocked", key="k", due=1000)
+    assert bench.values(bench.lease(at=999, ahead=5)) == ["leased"]
+    assert bench.status().groups[0].ready == 1
+    assert bench.cancel(blocked, at=999).word == "cancelled"
+    bench.send("c", "d", at=999, due=[1000, 1000])
+    bench.apply(1000, c.Clock())
+    assert bench.status().groups[0].ready == 2
