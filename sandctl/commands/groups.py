@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ from sandctl.commands.push import push, push_of
 from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_option
 from sandctl.options.names import group_argument, topic_argument
-from sandctl.options.times import PLACE, limit_option
+from sandctl.options.times import DURATION, END, PLACE, limit_option
 from sandctl.options.topic_settings import group_options, settings_of, shown
 from sandctl.output.records import consumer_record
 from sandctl.output.results import done, show_one, show_rows
@@ -250,20 +251,35 @@ def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
     done(text, {"group": name, "topic": topic, "limits": given or None})
 
 
-@group.command()
+@group.command(short_help="Stop deliveries to a group, up to an end or until it is resumed.")
 @topic_argument()
 @group_argument
+@click.option(
+    "--until", type=END, metavar="END", help="When the pause ends: an instant, or 18:00 (the next, on this machine)."
+)
+@click.option("--for", "for_", type=DURATION, metavar="DURATION", help="Duration of the pause.")
 @common_options
-def pause(topic: str, name: str) -> None:
-    """Stop deliveries to a group of TOPIC until it is resumed.
+def pause(topic: str, name: str, until: int | None, for_: timedelta | None) -> None:
+    """Stop deliveries to a group of TOPIC until it is resumed, or up to an end.
 
     \b
       sandctl group pause orders billing
+      sandctl group pause orders billing --for 10m
+      sandctl group pause orders billing --until 18:00
 
+    A further pause replaces the first one, with its end.
     Its consumers keep their leases, and can ack. Messages become due and wait; messages with a ttl die when it ends.
     The group stays paused across restarts, and does not expire without consumers.
     """
-    _set_paused(topic, name, True)
+    if until is not None and for_ is not None:
+        raise click.UsageError("--until and --for are both given: give one of them")
+    end: dict[str, Any] = {name: value for name, value in (("until", until), ("for_", for_)) if value is not None}
+
+    async def work(client: Client) -> None:
+        await client.admin.pause_group(topic, name, **end)
+
+    run(work)
+    done(f"paused group {name} of {topic}{_end_text(until, for_)}", {"group": name, "topic": topic, "paused": True})
 
 
 @group.command(short_help="Resume a paused group.")
@@ -276,7 +292,12 @@ def resume(topic: str, name: str) -> None:
     \b
       sandctl group resume orders billing
     """
-    _set_paused(topic, name, False)
+
+    async def work(client: Client) -> None:
+        await client.admin.resume_group(topic, name)
+
+    run(work)
+    done(f"resumed group {name} of {topic}", {"group": name, "topic": topic, "paused": False})
 
 
 @group.command(short_help="Delete a group: its position, its leases, its dead letters.")
@@ -348,14 +369,13 @@ def _limits_here(row: Mapping[str, Any]) -> dict[str, Any]:
     return {} if limits is None else {name: limits.get(name) for name in ("allowed", "allowed_burst")}
 
 
-def _set_paused(topic: str, name: str, paused: bool) -> None:
-    async def work(client: Client) -> None:
-        change = client.admin.pause_group if paused else client.admin.resume_group
-        await change(topic, name)
+def _end_text(until: int | None, for_: timedelta | None) -> str:
+    """Return " until ..." or " for ...". Empty for a pause without an end."""
+    from sandq.model.times import duration_ms, format_duration, format_instant
 
-    run(work)
-    word = "paused" if paused else "resumed"
-    done(f"{word} group {name} of {topic}", {"group": name, "topic": topic, "paused": paused})
+    if until is not None:
+        return f" until {format_instant(until)}"
+    return "" if for_ is None else f" for {format_duration(duration_ms(for_))}"
 
 
 def _rows_of(topic: str, name: str) -> tuple[Sequence[Mapping[str, Any]], list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
     INSTANT    2030-01-31T08:00:00Z | epoch milliseconds | +5m, -1h: from now, by this machine's clock | now
     DURATION   90s, 5m, 1h30m, 250ms, or seconds
+    END        an INSTANT, or 18:00: the next time at which this machine's clock shows that
     PLACE      earliest | latest | INSTANT | an offset
     ID         26 characters, as `produce` and `message list` print them
     VERSION    likewise, as `kv` prints them; SINCE is now, earliest or a version
@@ -14,10 +15,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -34,6 +36,7 @@ EARLIEST = "earliest"
 LATEST = "latest"
 DEFAULT_LIMIT = 100
 ALL = "all"
+_TIME_OF_DAY = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 RATE_LEAST, RATE_MOST = 0.001, 10_000_000
 
 
@@ -59,6 +62,18 @@ def instant(text: str) -> int:
     # Replace an instant before 1973 by one in 1973, which is in the past, too: a smaller number of milliseconds would
     # be taken for seconds.
     return min(max(ms, LEAST_INSTANT_MS), TIME_MAX_MS)
+
+
+def end_instant(text: str) -> int:
+    """Parse an instant, or a time of day of this machine's time zone, into epoch milliseconds. Raises InvalidTime."""
+    match = _TIME_OF_DAY.fullmatch(text)
+    if match is None:
+        return instant(text)
+    now = datetime.fromtimestamp(now_ms() / 1000)
+    end = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
+    if end <= now:
+        end += timedelta(days=1)
+    return int(end.timestamp()) * 1000
 
 
 def _from_now_hint(text: str) -> str:
@@ -170,6 +185,7 @@ def _rate(text: str) -> float:
 
 
 INSTANT = _Checked("instant", instant)
+END = _Checked("end", end_instant)
 RATE = _Checked("rate", _rate)
 DURATION = _Checked("duration", _duration)
 SHIFT = _Checked("shift", _shift)

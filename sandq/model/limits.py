@@ -136,6 +136,10 @@ class FixedLimits:
     holds: int = 64
     hold_least_ms: int = 1000
     hold_most_ms: int = 366 * 86_400_000
+
+    # How far ahead the end of a pause may be.
+    pause_most_ms: int = 366 * 86_400_000
+
     identities: int = 10_000
     """Maximum number of identities of a cluster."""
     roles: int = 1000

@@ -333,7 +333,7 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
         _group_and(_length(0)),
         array(
             *(is_name, OFFSET, _DEAD_COUNTS, TIME, _is_group_settings, array(COUNT, COUNT)),
-            *(is_bool, is_bool, COUNT, COUNT, TIME),
+            *(is_bool, is_bool, COUNT, COUNT, TIME, TIME),
             least=6,
         ),
     ),

@@ -295,15 +295,20 @@ Position = str | int | bytes
 @dataclass(frozen=True, slots=True)
 class OpenGroup(Command):
     """Create the group unless it exists. `paused`: create the group paused, because it is paused in other
-    partitions."""
+    partitions. `until_ms`: end of this pause; None: until it is resumed."""
 
     type: ClassVar[int] = CommandType.OPEN_GROUP
     group: str
     start: Position
     paused: bool = False
+    until_ms: int | None = None
 
     def fields(self) -> tuple[Any, ...]:
-        return (self.group, self.start, True) if self.paused else (self.group, self.start)
+        if not self.paused:
+            return self.group, self.start
+        return (
+            (self.group, self.start, True) if self.until_ms is None else (self.group, self.start, True, self.until_ms)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,11 +483,16 @@ class ClockReset(Command):
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup(Command):
-    """Pause or resume a group. A paused group leases nothing."""
+    """Pause or resume a group. A paused group leases nothing. `until_ms`: end of the pause; None: until it is
+    resumed."""
 
     type: ClassVar[int] = CommandType.PAUSE_GROUP
     group: str
     paused: bool
+    until_ms: int | None = None
+
+    def fields(self) -> tuple[Any, ...]:
+        return (self.group, self.paused) if self.until_ms is None else (self.group, self.paused, self.until_ms)
 
 
 @dataclass(frozen=True, slots=True)

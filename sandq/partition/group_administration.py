@@ -47,7 +47,8 @@ class GroupAdmin:
                     maximum=FIXED.groups_per_topic,
                 )
             group = self._groups.create(command.group, self._cursor(command.start, step.latest_offset))
-            group.paused = command.paused
+            if command.paused:
+                self._pause(step, group, command.until_ms)
         group.use(step)
         self._groups.store(step, group)
         return group.group_id
@@ -127,12 +128,20 @@ class GroupAdmin:
         self._groups.store(step, group)
 
     def pause(self, step: Step, command: c.PauseGroup) -> None:
-        """Pause or resume a group. Pausing and resuming count as use of the group. Raise UnknownGroup if there is no
-        such group."""
+        """Pause or resume a group, as an operator says. Pausing and resuming count as use of the group. Raise
+        UnknownGroup if there is no such group."""
         group = self._groups.named(command.group)
-        group.paused = command.paused
+        group.pause(False, None)
+        if command.paused:
+            self._pause(step, group, command.until_ms)
         group.use(step)
         self._groups.store(step, group)
+
+    @staticmethod
+    def _pause(step: Step, group: Group, until_ms: int | None) -> None:
+        """Pause a group, unless the end of the pause has passed."""
+        if until_ms is None or until_ms > step.now_ms:
+            group.pause(True, until_ms)
 
     def touch(self, step: Step, command: c.Touch) -> None:
         """Record that groups are in use. Ignore names of groups that do not exist."""

@@ -30,12 +30,12 @@ class GroupStatus:
     group_id: int
     name: str
     next_ms: int | None
-    """Time of the next message to lease, in ms. None if there is no such message, if the group is paused, or if its
-    messages in flight have reached their limit."""
+    """Time of the next message to lease, in ms, or the end of the pause. None if there is no such message, if the group
+    is paused until it is resumed, or if its messages in flight have reached their limit."""
     paused: str | None
     """Reason why no new messages are leased. None if new messages are leased."""
     is_paused: bool
-    """Whether an operator has paused the group. `paused` may give another reason at the same time."""
+    """Whether the group is paused. `paused` may give another reason at the same time."""
     generation: int
     ready: int
     """Number of messages that a consumer may lease now: messages of the log, and retries that are due. Exact to the
@@ -60,11 +60,13 @@ class GroupStatus:
     """Number of dead messages that were removed because of `dead_retention` or `max_dead_letters`."""
     is_expired: bool = False
     """Whether `group_ttl` has passed. The group then keeps only its unfinished messages."""
+    paused_until_ms: int | None = None
+    """Time at which the group's pause ends, in ms. None if it does not end by itself."""
 
     @property
     def not_before_ms(self) -> int:
-        """Earliest time at which the group's rate allows the next message, in ms."""
-        return 0 if self.limit is None else self.limit.free_ms or 0
+        """Earliest time at which the group's pause and rate allow the next message, in ms."""
+        return max(self.paused_until_ms or 0, 0 if self.limit is None else self.limit.free_ms or 0)
 
     @property
     def due_ms(self) -> int | None:
@@ -129,6 +131,7 @@ class _Snapshot(NamedTuple):
             dropped=status.dropped,
             removed=status.removed,
             is_expired=status.is_expired,
+            paused_until_ms=status.paused_until_ms,
         )
 
 
@@ -286,6 +289,7 @@ class StatusTable:
             dropped=group.dropped,
             removed=group.removed,
             is_expired=group.is_expired,
+            paused_until_ms=group.paused_until_ms,
         )
         return _Snapshot(status, passed, from_s, least, head_ms)
 
@@ -323,9 +327,11 @@ class StatusTable:
 
 
 def _next_ms(group: Group, view: View) -> int | None:
-    """Return the time in ms of the next message that the group may lease; None if it may lease none. Ignore limits."""
+    """Return the time in ms of the next message that the group may lease; None if it may lease none. Ignore limits.
+
+    While the group is paused, return the end of the pause."""
     if group.halts or group.paused:
-        return None
+        return None if group.halts else group.paused_until_ms
     retry_ms = group.next_retry_ms
     times = [] if retry_ms is None else [retry_ms]
     if group.ready is not None:

@@ -298,6 +298,7 @@ class PartitionState:
             self.jobs.next_ms,
             self.dead_retention.due_ms(view),
             self._admin.idle_ms(),
+            self.groups.pause_end_ms,  # each entry ends pauses
             *forgotten_ms,
         )
         return min((at for at in times if at is not None), default=None)
@@ -320,6 +321,7 @@ class PartitionState:
         if step.now_ms > step.floor_ms:
             step.floor_ms = step.now_ms
         self.log.counts.advance(step)
+        self.groups.end_pauses(step)
 
     def note_applied(self, step: Step, index: int) -> None:
         """Adopt the times and the Raft index of an applied entry."""

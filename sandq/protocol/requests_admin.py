@@ -128,11 +128,16 @@ class GroupUpdate(Request, type=Type.GROUP_UPDATE):
 
 
 class GroupPause(Request, type=Type.GROUP_PAUSE):
-    """Pause a group, so that it gets no messages (True), or resume it (False)."""
+    """Pause a group, so that it gets no messages (True), or resume it (False).
+
+    `until_ms` or `for_ms`: when the pause ends by itself, or after which time. Without both, it stays until the group
+    is resumed."""
 
     topic: str
     group: str
     paused: bool
+    until_ms: U48 | None = None
+    for_ms: U48 | None = None
 
 
 class GroupLimit(Request, type=Type.GROUP_LIMIT):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,18 @@ import pytest
 
 import sandq
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.errors import Conflict, InvalidRequest, InvalidSetting, NotFound, TooLarge, UnknownGroup, UnknownTopic
+from sandq.errors import (
+    Conflict,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTime,
+    NotFound,
+    TooLarge,
+    UnknownGroup,
+    UnknownTopic,
+)
 from sandq.model import offsets
+from sandq.model.times import format_instant
 from sandq.node import run_node
 from sandq.node.running import Serving
 from sandq.partition.base import rows
@@ -265,6 +277,34 @@ async def test_a_group_is_paused_and_resumed(api: sandq.Client) -> None:
             await change("t", "nobody")
         with pytest.raises(UnknownTopic):
             await change("nothing", "g")
+
+
+async def test_a_pause_ends_by_itself(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=2)
+    async with api.subscribe("t", group="g") as subscription:
+        await api.admin.pause_group("t", "g", for_="400ms")
+        paused_at = time.time()
+        await fill(api, 2, 2)
+        rows = await api.admin.groups("t")
+        for row in rows:
+            assert row["reason"] == f"it is paused until {format_instant(row['paused_until_ms'])}"
+        assert {message.value for message in await take(subscription, 2)} == {b"0", b"1"}
+        assert time.time() >= paused_at + 0.3
+    assert [row["reason"] for row in await api.admin.groups("t")] == [None] * 2
+    await api.admin.pause_group("t", "g", until=datetime.now(UTC) + timedelta(hours=1))
+    await fill(api, 2, 2)
+    assert await api.leases("t", "g").take(max=10) == []
+    await api.admin.pause_group("t", "g", for_="200ms")  # replaces the end
+    assert len(await api.leases("t", "g").take(max=10, wait=10)) >= 1
+    for wrong, match in (("2020-01-01T00:00:00Z", "would have ended already"), (days_ahead(367), "at most 366d")):
+        with pytest.raises(InvalidTime, match=match):
+            await api.admin.pause_group("t", "g", until=wrong)
+    with pytest.raises(InvalidRequest, match="until or for_, not both"):
+        await api.admin.pause_group("t", "g", until=days_ahead(1), for_=1)
+
+
+def days_ahead(days: int) -> datetime:
+    return datetime.now(UTC) + timedelta(days=days)
 
 
 async def test_a_paused_group_is_paused_in_partitions_that_come(tmp_path: Path) -> None:

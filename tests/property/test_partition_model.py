@@ -96,11 +96,14 @@ class Walk(Holding):
             self.model.most_in_flight[name] = most
 
     @precondition(lambda self: self.model.groups)
-    @rule(number=numbers, paused=st.sampled_from([True, False, False]))
-    def pause_group(self, number: int, paused: bool) -> None:
+    @rule(number=numbers, paused=st.sampled_from([True, False, False]), ms=st.sampled_from([None, 0, 50, 900, 40_000]))
+    def pause_group(self, number: int, paused: bool, ms: int | None = None) -> None:
         name = self._group(number)
-        self.apply(c.PauseGroup(name, paused))
-        self.model.groups[name].paused, self.model.groups[name].touched = paused, self.model.now
+        until = self.at + ms if ms is not None and paused else None
+        self.apply(c.PauseGroup(name, paused, None if until is None else T + until))
+        group, has_ended = self.model.groups[name], until is not None and until <= self.model.now
+        group.paused, group.paused_until = (False, None) if has_ended else (paused, until)
+        group.touched = self.model.now
 
     @rule(names=st.lists(st.sampled_from(GROUPS), max_size=2))
     def touch(self, names: list[str]) -> None:

@@ -114,6 +114,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "group": of(_T.SUBSCRIBE, "group", _NAME, _LEASES, (_T.LEASE, "group")),
         "start": of(_T.SUBSCRIBE, "start", "`earliest`, `latest`, u48 or an offset", "", (_T.LEASE, "start")),
         "paused": made("bool, as in other partitions", "broker/delivery/subscribe.py"),
+        "until_ms": made("nil or u48, as in other partitions", "broker/delivery/subscribe.py"),
     },
     c.Upkeep: {},
     c.Clock: {},
@@ -173,6 +174,9 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     c.PauseGroup: {
         "group": of(_T.GROUP_PAUSE, "group", _GROUP),
         "paused": of(_T.GROUP_PAUSE, "paused"),
+        "until_ms": of(
+            _T.GROUP_PAUSE, "until_ms", "nil, or at most 366 days ahead", _MESSAGES, (_T.GROUP_PAUSE, "for_ms")
+        ),
     },
     c.PutSchedules: {
         "items": of(

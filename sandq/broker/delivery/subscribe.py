@@ -101,12 +101,16 @@ class GroupOpenings:
         self, opening: Sequence[PartitionLeader], group: str, start: c.Position, among: Sequence[PartitionLeader]
     ) -> None:
         """Create the group in a few partitions at once. If the group is paused in any partition of `among`, it starts
-        paused."""
+        paused, up to the last end of these pauses."""
         async with self._slots:
             there = [status for each in among if (status := each.raft_group.status.groups.get(group)) is not None]
-            is_paused = any(status.is_paused for status in there)
+            ends = [status.paused_until_ms for status in there if status.is_paused]
+            until_ms = None if None in ends else max([end for end in ends if end is not None], default=None)
             await call_all(
-                [(d.raft_group, c.OpenGroup(group, start_in(start, d.partition), is_paused)) for d in opening]
+                [
+                    (each.raft_group, c.OpenGroup(group, start_in(start, each.partition), bool(ends), until_ms))
+                    for each in opening
+                ]
             )
         for leader in opening:
             leader.touched_with(group)

@@ -35,6 +35,7 @@ from sandq.model.errors import (
 from sandq.model.headers import headers_check
 from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY, check_name
+from sandq.model.pauses import pause_end_ms
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
@@ -461,11 +462,12 @@ class MessageRequests:
         await call_all([(leader.raft_group, c.ConfigureGroup(request.group, record)) for leader in chosen])
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
-        """Pause or resume a group."""
+        """Pause or resume a group. Raise InvalidTime for an end that has passed, or is too far ahead."""
         group, done = request.group, set[PartitionLeader]()
+        until_ms = pause_end_ms(request.until_ms, request.for_ms, self._broker.clock.now_ms())
         # Repeat: the group may be created in more partitions meanwhile.
         while more := [each for each in await self._with_group(request.topic, group) if each not in done]:
-            await call_all([(leader.raft_group, c.PauseGroup(group, request.paused)) for leader in more])
+            await call_all([(leader.raft_group, c.PauseGroup(group, request.paused, until_ms)) for leader in more])
             done.update(more)
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:

@@ -22,7 +22,7 @@ from sandq.model.group_limits import parse_limit
 from sandq.model.health import PUSH_STARTING, worst_push
 from sandq.model.names import check_name
 from sandq.model.push import check_push
-from sandq.model.times import Duration, duration_ms, format_duration
+from sandq.model.times import Duration, Instant, duration_ms, format_duration, instant_ms
 from sandq.model.unfinished import unfinished_conflict
 from sandq.protocol.requests_admin import (
     CHECK,
@@ -109,14 +109,29 @@ class GroupAdmin:
         await ask_leaders_of_group(self._cluster, request)
 
     @timed_change
-    async def pause_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
-        """Stop deliveries to a group until `resume_group`. Raises UnknownGroup.
+    async def pause_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        until: Instant | None = None,
+        for_: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> None:
+        """Stop deliveries to a group until an instant, for a duration, or else until `resume_group`. Raises
+        UnknownGroup; InvalidTime for an end in the past, or more than 366 days ahead.
 
+        If the group is paused already, the new end replaces the old one. `for_` is counted by the clocks of the nodes.
         Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts. While
         paused, it does not expire for lack of consumers. After TimedOut or ConnectionLost it is unknown in which
         partitions the group was paused; repeating the call is safe.
         """
-        await ask_leaders_of_group(self._cluster, GroupPause(topic, check_name("group", group), True))
+        until_ms = None if until is None else instant_ms(until)
+        for_ms = None if for_ is None else duration_ms(for_)
+        if until_ms is not None and for_ms is not None:
+            raise InvalidRequest("give until or for_, not both")
+        request = GroupPause(topic, check_name("group", group), True, until_ms, for_ms)
+        await ask_leaders_of_group(self._cluster, request)
 
     @timed_change
     async def resume_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:

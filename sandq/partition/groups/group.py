@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
+from sandq.model.times import format_instant
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.stale_heaps import LeastOfRising, is_overgrown
@@ -37,7 +38,8 @@ RESETTING: Final = "the partition's clock is being set back"
 """Reasons why a group leases nothing at present.
 
 Until the seek or the reset ends, the partition does not know which messages the group has yet to receive."""
-PAUSED: Final = "it is paused until it is resumed"
+PAUSED: Final = "it is paused until"
+"""Beginning of the reason why a paused group leases nothing."""
 
 
 class Group:
@@ -92,7 +94,9 @@ class Group:
         self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged)
         self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms)
         self.paused = False
-        """Whether an operator has paused the group."""
+        """Whether the group is paused. `pause` sets it."""
+        self.paused_until_ms: int | None = None
+        """End of the pause in ms. None if the group is not paused, or paused until it is resumed."""
         self.is_expired = False
         """Whether `group_ttl` has passed. If so, the log no longer keeps messages that the group has yet to receive."""
         self.seeking = False
@@ -109,6 +113,7 @@ class Group:
         """Return the row of the group. Trailing fields that are False or 0 are omitted."""
         dead = sorted((reason, count) for reason, count in self.dead.items() if count)
         later: list[bool | int] = [self.paused, self.is_expired, self.dropped, self.removed, self.removed_ms]
+        later.append(self.paused_until_ms or 0)
         while later and not later[-1]:
             del later[-1]
         return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *later)
@@ -120,8 +125,9 @@ class Group:
         group = cls(int.from_bytes(key[1:], "big"), name, cursor, look_aheads)
         group.dead.update(dict(dead))
         group.touched_ms, group.settings, group.reader.taken = touched_ms, settings, tuple(taken)
-        group.paused, group.is_expired, *counted = rows.with_defaults(later, False, False, 0, 0, 0)
+        group.paused, group.is_expired, *counted, until_ms = rows.with_defaults(later, False, False, 0, 0, 0, 0)
         group.dropped, group.removed, group.removed_ms = counted
+        group.paused_until_ms = until_ms or None
         return group
 
     def use(self, step: Step) -> None:
@@ -335,6 +341,10 @@ class Group:
 
     # -- pauses ---------------------------------------------------------------------------------------------------
 
+    def pause(self, paused: bool, until_ms: int | None) -> None:
+        """Pause the group until `until_ms` (None: until it is resumed), or resume it. The caller stores the group."""
+        self.paused, self.paused_until_ms = paused, until_ms if paused else None
+
     @property
     def halts(self) -> bool:
         """Whether the group leases nothing, even if messages are ready."""
@@ -352,7 +362,8 @@ class Group:
         if self.seeking:
             return SEEKING
         if self.paused:
-            return PAUSED
+            until_ms = self.paused_until_ms
+            return f"{PAUSED} {'it is resumed' if until_ms is None else format_instant(until_ms)}"
         if self.waiting_ranges > self.most_waiting:
             most = self.most_waiting
             return f"{self.waiting_ranges} ranges wait for another attempt (limit {most}): nothing new is leased"

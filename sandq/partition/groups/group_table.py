@@ -33,6 +33,8 @@ class GroupTable:
         """Sets returned by `changes`, which receive the ids of changed groups."""
         self._touched_ms: LeastOf[int] = LeastOf()
         """Time of last use, by group id."""
+        self._pause_ends: LeastOf[int] = LeastOf()
+        """End of the pause in ms, by group id."""
         self.expired: set[int] = set()
         """Ids of the expired groups."""
 
@@ -97,6 +99,7 @@ class GroupTable:
         self.by_id[group.group_id] = group
         self._by_name[group.name] = group
         self._note_use(group)
+        self._pause_ends.put(group.group_id, group.paused_until_ms)
         group.on_change = self._note_change
         group.note_change()
 
@@ -109,7 +112,22 @@ class GroupTable:
         """Put the row of a group that is new or has changed."""
         step.view.put(rows.group_key(group.group_id), group.row())
         self._note_use(group)
+        self._pause_ends.put(group.group_id, group.paused_until_ms)
         group.note_change()
+
+    @property
+    def pause_end_ms(self) -> int | None:
+        """Time in ms at which the next pause of a group ends. None if none ends by itself."""
+        first = self._pause_ends.first()
+        return None if first is None else first[0]
+
+    def end_pauses(self, step: Step) -> None:
+        """End the pauses of groups whose time has come. The end of a pause counts as use of the group."""
+        while (first := self._pause_ends.first()) is not None and first[0] <= step.now_ms:
+            group = self.by_id[first[1]]
+            group.pause(False, None)
+            group.use(step)
+            self.store(step, group)
 
     def _note_use(self, group: Group) -> None:
         """Note when a group was last used, and whether it has expired."""
@@ -124,6 +142,7 @@ class GroupTable:
         del self.by_id[group.group_id]
         del self._by_name[group.name]
         self._touched_ms.put(group.group_id, None)
+        self._pause_ends.put(group.group_id, None)
         self.expired.discard(group.group_id)
         group.note_change()
         step.view.delete(rows.group_key(group.group_id))

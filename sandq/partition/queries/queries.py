@@ -461,6 +461,8 @@ class PartitionQueries:
                 "touched_ms": min(group.touched_ms, self._machine.now_ms),
                 "reason": group.stall_reason() or (limit_reason(group, self._machine.now_ms) if ready > 0 else None),
             }
+            if group.paused_until_ms is not None:
+                row["paused_until_ms"] = group.paused_until_ms
             if self._machine.shared.is_ordered:
                 row["blocked_by_key"] = group.order.waiting
             if group.allowance is not None:

@@ -151,7 +151,7 @@ def _settle(restored: PartitionState, step: Step, before: PartitionState) -> Non
     restored.settlement.give_back_all(own)
     for group in restored.groups.by_id.values():
         group.use(own)
-        group.paused = True
+        group.pause(True, None)
         restored.groups.store(own, group)
         if shared.is_ordered:  # leased messages wait now, so messages of the same keys are blocked
             group.order.clear()

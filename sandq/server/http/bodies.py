@@ -521,6 +521,13 @@ class ExtendIn(AckIn):
     lease: Duration = Field(description="New duration of the lease, from now.")
 
 
+class PauseIn(Body):
+    """The end of a pause (one of two members). Without both, the pause stays until it is ended."""
+
+    until: Instant | None = Field(default=None, description="End of the pause.")
+    for_: Duration | None = Field(default=None, alias="for", description="Duration of the pause.")
+
+
 class SeekIn(Body):
     to: Start
 

@@ -30,6 +30,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
         "request_timeout": "10s",
     },
+    "pauseGroup": {"for": "10m"},
     "seekGroup": {"to": "2026-01-31T08:00:00Z"},
     "redriveDeadLetters": {"reason": "nacked", "rate": 50},
     "purgeDeadLetters": {"until": "2026-01-31T08:00:00Z", "dry_run": True},

@@ -311,6 +311,9 @@ class Group(ResponseModel):
         "may have (`given`, which exceeds `max_in_flight` for a while after that was lowered).",
     )
     reason: str | None = Field(description="Why the group receives nothing at present; null if it does.")
+    paused_until: str | None = Field(
+        default=None, description="When its pause ends by itself; null if it is not paused, or until it is resumed."
+    )
     partitions: list[dict[str, Any]]
 
 

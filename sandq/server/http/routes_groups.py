@@ -43,6 +43,8 @@ GROUP = "/topics/{topic}/groups/{group}"
 BY_IDS = responses.Job | responses.DeadOutcomes
 """Response to a request about dead letters: counts if it selects by filters, an outcome for each of `ids`."""
 _COUNTS = ("lag", "ready", "leased", "waiting", "dead")
+_OTHER_FIELDS = ("group", "settings", "touched_ms", "paused_until_ms")
+"""Fields of the row of a group that its partitions do not show as they are."""
 
 
 @router.post(
@@ -238,9 +240,11 @@ async def update(request: Request, topic: TopicName, group: GroupName, body: bod
 
 
 @router.post(f"{GROUP}/pause", operation_id="pauseGroup", status_code=204, summary="Pause deliveries to a group")
-async def pause(request: Request, topic: TopicName, group: GroupName) -> None:
-    """Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts."""
-    await gateway_of(request).client.admin.pause_group(topic, group)
+async def pause(request: Request, topic: TopicName, group: GroupName, body: bodies.PauseIn | None = None) -> None:
+    """Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts, until an
+    instant, for a duration, or else until it is resumed. A new pause replaces an earlier one."""
+    given = body or bodies.PauseIn()
+    await gateway_of(request).client.admin.pause_group(topic, group, until=given.until, for_=given.for_)
 
 
 @router.post(f"{GROUP}/resume", operation_id="resumeGroup", status_code=204, summary="Resume deliveries to a group")
@@ -368,6 +372,7 @@ def _group(name: str, rows: list[dict[str, Any]]) -> Found:
         "expired": any(row.get("expired") for row in parts),
         "limits": group_limits_of_rows(parts),
         "reason": "; ".join(reasons) or None,
+        "paused_until": when(max((row.get("paused_until_ms") or 0 for row in parts), default=0) or None),
         "partitions": [_partition(row) for row in parts],
     }
 
@@ -375,6 +380,7 @@ def _group(name: str, rows: list[dict[str, Any]]) -> Found:
 def _partition(row: Mapping[str, Any]) -> Found:
     """Return the row of a group in one partition."""
     return {
-        **{name: value for name, value in row.items() if name not in ("group", "settings", "touched_ms")},
+        **{name: value for name, value in row.items() if name not in _OTHER_FIELDS},
         "touched_at": when(row.get("touched_ms")),
+        **({"paused_until": when(row["paused_until_ms"])} if row.get("paused_until_ms") else {}),
     }

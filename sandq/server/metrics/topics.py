@@ -129,13 +129,13 @@ class GroupNumbers:
         if group.is_expired:
             self.unfinished = (self.unfinished or 0) + group.unfinished
         self.paused |= group.is_paused
-        self.stalled |= group.paused not in (None, PAUSED)
+        self.stalled |= group.paused is not None and not group.paused.startswith(PAUSED)
         if group.limit is not None:
             self.limits.append(group.limit)
         # A subscription covers all partitions, so take the maximum instead of the sum.
         self.consumers = max(self.consumers, consumers.get(group.name, 0))
         oldest_ms = group.oldest_ms
-        if oldest_ms is None and came_due:
+        if oldest_ms is None and came_due and not group.is_paused:
             oldest_ms = group.next_ms
         if oldest_ms is not None and (self.oldest_ms is None or oldest_ms < self.oldest_ms):
             self.oldest_ms = oldest_ms

@@ -122,6 +122,7 @@ def _messages(b: Bench) -> None:
     b.apply(110, c.Reclaim("g", "e", 2, 30_000))
     b.apply(115, c.ConfigureGroup("g", {"max_attempts": 2}))
     b.apply(116, c.PauseGroup("g", True))
+    b.apply(117, c.PauseGroup("g", True, T + 30_000))
     b.apply(117, c.PauseGroup("g", False))
     b.apply(118, c.Hold("reader", bytes(16), 60_000))
     b.apply(119, c.TakeDigest(5), c.Touch(["g", "nothing"]))

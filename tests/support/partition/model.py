@@ -51,6 +51,9 @@ class Model:
         self.index = index
         self.now = max(self.now, at)
         self.floor = max(self.floor, self.now)
+        for group in self.groups.values():
+            if group.paused_until is not None and group.paused_until <= self.now:
+                group.paused, group.paused_until, group.touched = False, None, self.now
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -190,9 +193,9 @@ class Model:
         return [m for m in self.in_log() if m.offset >= group.start]
 
     def next_at(self, group: Group) -> int | None:
-        """Return the time at which a message can be leased next."""
+        """Return the time at which a message can be leased next, or the end of the pause."""
         if group.paused or group.seek_from is not None:
-            return None
+            return group.paused_until if group.seek_from is None else None
         times = [
             self.recalled_at(name, held) if held.spilled else held.due for name, held in group.of("waiting").items()
         ]

@@ -116,6 +116,8 @@ class Group:
     removed: int = 0
     removed_at: int | None = None
     """Time of the last removal of dead messages."""
+    paused_until: int | None = None
+    """End of the pause. None: until it is resumed."""
     seek_from: bytes | None = None
     """Start of the seek in progress: dead messages from this offset on are redelivered. None: no seek."""
     sought: bytes = b""

@@ -95,6 +95,8 @@ class Group:
     held: dict[str, Held] = field(default_factory=dict)
     paused: bool = False
     dropped: int = 0
+    paused_until: int | None = None
+    """End of the pause. None: until it is resumed."""
     schedule: FairModel = field(default_factory=FairModel)
 
     def of(self, name: str) -> Held:
@@ -148,6 +150,9 @@ class RankedSequence:
         if self.evict_from is not None and self.evict_from.random() < 0.5:
             for look_ahead in self.bench.machine.groups.readers():
                 look_ahead.evict()
+        for group in self.groups.values():
+            if group.paused_until is not None and group.paused_until <= self.now:
+                group.paused, group.paused_until = False, None
         results = [bench.apply(self.now, *commands) for bench in self.benches]
         assert str(results[0]) == str(results[1]), "a partition loaded from its rows gives another answer"
         one, another = (comparable(bench.everything()) for bench in self.benches)
@@ -558,7 +563,9 @@ class RankedSequence:
     def pause(self, draw: Random) -> None:
         group = self.groups[draw.choice(GROUPS)]
         group.paused = not group.paused
-        self.apply(c.PauseGroup(group.name, group.paused))
+        group.paused_until = self.now + draw.choice([60, 900, 5000]) if group.paused and draw.random() < 0.5 else None
+        until_ms = None if group.paused_until is None else T + group.paused_until
+        self.apply(c.PauseGroup(group.name, group.paused, until_ms))
 
     def seek(self, draw: Random) -> None:
         positions: list[c.Position] = ["earliest", "latest", T + self.now - draw.choice([100, 2000])]
@@ -798,7 +805,7 @@ class RankedSequence:
         """Lease and ack everything when it is due: each message is delivered once, and none is left."""
         for group in self.groups.values():
             if group.paused:
-                group.paused = False
+                group.paused, group.paused_until = False, None
                 self.apply(c.PauseGroup(group.name, False))
         for _ in range(200):
             self.expire(Random(0))

@@ -298,8 +298,8 @@ class FakeAdmin:
     async def update_group(self, topic: str, group: str, **settings: Any) -> None:
         self._client.note("update_group", topic=topic, group=group, settings=settings)
 
-    async def pause_group(self, topic: str, group: str) -> None:
-        self._client.note("pause_group", topic=topic, group=group)
+    async def pause_group(self, topic: str, group: str, **end: Any) -> None:
+        self._client.note("pause_group", topic=topic, group=group, **end)
 
     async def limit_group(self, topic: str, group: str, **limits: Any) -> None:
         self._client.note("limit_group", topic=topic, group=group, **limits)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from sandq.model.row_kinds import COMMON
+from sandq.model.times import format_instant
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.groups.group import PAUSED
+from sandq.partition.groups.group import PAUSED, Group
+from sandq.partition.reader.look_aheads import LookAheads
 from tests.support.partition.bench import Bench, T
 
 HOUR = 3_600_000
 
 
-def pause(bench: Bench, paused: bool = True, at: int = 0) -> None:
-    assert bench.apply(at, c.PauseGroup("g", paused)) == [None]
+def pause(bench: Bench, paused: bool = True, at: int = 0, until: int | None = None) -> None:
+    until_ms = None if until is None else T + until
+    assert bench.apply(at, c.PauseGroup("g", paused, until_ms)) == [None]
 
 
 def test_paused_group_gets_due_messages_after_resume(bench: Bench) -> None:
@@ -22,7 +26,11 @@ def test_paused_group_gets_due_messages_after_resume(bench: Bench) -> None:
     pause(bench)
     for _ in range(2):
         status = bench.status().groups.get("g")
-        assert status is not None and (status.next_ms, status.paused, status.ready) == (None, PAUSED, 1)
+        assert status is not None and (status.next_ms, status.paused, status.ready) == (
+            None,
+            f"{PAUSED} it is resumed",
+            1,
+        )
         assert bench.lease(at=50) == []
         bench.restart()
     assert bench.values(bench.lease(at=5000, group="other")) == ["now", "later"]
@@ -113,3 +121,74 @@ def test_a_group_that_is_made_paused_is_paused(bench: Bench) -> None:
     pause(bench, False, at=1)
     assert bench.values(bench.lease(at=1)) == ["m"]
     assert c.OpenGroup("g", "latest").fields() == ("g", "latest"), "in the form of versions without pauses"
+
+
+def test_a_pause_with_an_end_ends_by_itself(bench: Bench) -> None:
+    bench.open()
+    bench.append("now")
+    bench.append("later", due=[5000])
+    pause(bench, until=4000)
+    for _ in range(2):
+        status = bench.status()
+        (group,) = status.groups
+        assert (group.is_paused, group.next_ms, group.paused_until_ms) == (True, T + 4000, T + 4000)
+        assert group.paused == f"{PAUSED} {format_instant(T + 4000)}" and status.upkeep_ms == T + 4000
+        assert bench.lease(at=3999, ahead=50) == []
+        bench.restart()
+    assert bench.values(bench.lease(at=4000)) == ["now"]
+    (group,) = bench.status().groups
+    assert (group.is_paused, group.next_ms, group.paused_until_ms) == (False, T + 5000, None)
+
+
+def test_each_entry_ends_pauses(bench: Bench) -> None:
+    bench.open()
+    pause(bench, until=100)
+    bench.apply(100, c.Clock())
+    (group,) = bench.status().groups
+    assert not group.is_paused and group.paused is None
+
+
+def test_a_new_pause_replaces_the_end(bench: Bench) -> None:
+    bench.open()
+    bench.append("m")
+    pause(bench, until=1000)
+    pause(bench, until=500)
+    assert bench.lease(at=499) == []
+    pause(bench, at=499)
+    assert bench.lease(at=2000) == [], "this pause has no end"
+    pause(bench, at=2000, until=1999)
+    assert bench.values(bench.lease(at=2000)) == ["m"], "this pause has ended"
+
+
+def test_the_end_of_a_pause_counts_as_use() -> None:
+    bench = Bench(group_ttl="1h")
+    bench.open()
+    pause(bench, until=5 * HOUR)
+    for hours in (1, 2, 5):
+        bench.apply(hours * HOUR, c.Upkeep())
+    assert bench.machine.groups.find("g") is not None
+    bench.apply(6 * HOUR, c.Upkeep())
+    assert bench.machine.groups.find("g") is None
+
+
+def test_an_expired_group_may_be_paused_up_to_an_end(bench: Bench) -> None:
+    bench.open()
+    group = bench.machine.groups.named("g")
+    group.is_expired = True
+    assert COMMON[rows.GROUP].fields(rows.unpack(group.row())), "a backup may have the row"
+    group.pause(True, T + 5)
+    assert COMMON[rows.GROUP].fields(rows.unpack(group.row()))
+    loaded = Group.load(rows.group_key(1), group.row(), LookAheads())
+    assert (loaded.paused, loaded.is_expired, loaded.paused_until_ms) == (True, True, T + 5)
+    group.is_expired = False
+    loaded = Group.load(rows.group_key(1), group.row(), LookAheads())
+    assert (loaded.paused, loaded.is_expired, loaded.paused_until_ms) == (True, False, T + 5)
+
+
+def test_a_group_is_made_paused_up_to_the_end_of_other_partitions(bench: Bench) -> None:
+    bench.append("m")
+    command = c.OpenGroup("g", "earliest", True, T + 100)
+    assert c.OpenGroup.parse(command.fields()) == command
+    bench.apply(0, command)
+    assert bench.lease(at=99) == []
+    assert bench.values(bench.lease(at=100)) == ["m"]

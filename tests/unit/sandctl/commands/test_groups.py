@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -279,6 +279,21 @@ def test_group_pause_and_resume(ctl: Ctl, client: FakeClient) -> None:
     assert ctl("group", "pause", "t").exit_code == 2
 
 
+def test_group_pause_with_an_end(ctl: Ctl, client: FakeClient) -> None:
+    assert ctl("group", "pause", "t", "g", "--for", "10m").stdout == "paused group g of t for 10m\n"
+    shown = ctl("group", "pause", "t", "g", "--until", "2030-01-31T18:00:00Z").stdout
+    assert shown == "paused group g of t until 2030-01-31T18:00:00.000Z\n"
+    assert ctl("group", "pause", "t", "g", "--until", "18:00").exit_code == 0
+    first, second, third = client.asked("pause_group")
+    assert first == {"topic": "t", "group": "g", "for_": timedelta(minutes=10)}
+    assert second == {"topic": "t", "group": "g", "until": 1_896_112_800_000}
+    until = datetime.fromtimestamp(third["until"] / 1000)
+    assert (until.hour, until.minute, until.second) == (18, 0, 0)
+    assert 0 < until.timestamp() * 1000 - NOW_MS <= 90_000_000
+    for wrong in (["--for", "10m", "--until", "18:00"], ["--until", "25:00"], ["--for", "soon"]):
+        assert ctl("group", "pause", "t", "g", *wrong).exit_code == 2
+
+
 def test_group_limit(ctl: Ctl, client: FakeClient) -> None:
     assert ctl("group", "limit", "t", "g", "--max-in-flight", "10").stdout == "limited group g of t\n"
     assert ctl("group", "limit", "t", "g", "--rate", "50/s", "--burst", "5").exit_code == 0
@@ -434,9 +449,7 @@ def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
         command.make_context(path[-1], args, parent=Context(main, **main.context_settings))
         used.add(tuple(path))
     # The pipeline commands are on a separate page, which `tests/spark/test_spark_page.py` runs.
-    used |= {
-        ("pipeline", name) for name in re.findall(r"^sandctl pipeline (\w+)", document("spark"), re.M)
-    }
+    used |= {("pipeline", name) for name in re.findall(r"^sandctl pipeline (\w+)", document("spark"), re.M)}
     assert set(commands(main)) <= used
 
 

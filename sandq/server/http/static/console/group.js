@@ -66,7 +66,7 @@ function standing(context, topic, group, found, again) {
     h("div", { class: "row" },
       isPaused
         ? button("Resume…", () => act({ title: "Resume the group", verb: "Resume", about: `Messages that came due meanwhile are delivered first: ${plural(found.lag, "message")} are due now.`, command: () => sandctl("group resume", [topic, group]), run: async () => { await post(`${at}/resume`); return "Resumed"; }, done: again }), { ...manages, kind: "primary" })
-        : button("Pause…", () => act({ title: "Pause the group", verb: "Pause", about: `Its ${plural(found.consumers, "consumer")} receive nothing new until you resume the group, also across restarts. They keep what they hold: ${plural(found.leased, "message")}.`, command: () => sandctl("group pause", [topic, group]), run: async () => { await post(`${at}/pause`); return "Paused"; }, done: again }), manages),
+        : button("Pause…", () => act({ title: "Pause the group", verb: "Pause", about: `Its ${plural(found.consumers, "consumer")} receive nothing new until the pause ends or you resume the group, also across restarts. They keep what they hold: ${plural(found.leased, "message")}.`, fields: [{ name: "for", label: "For", placeholder: "until it is resumed", help: "Such as 10m or 2h." }], command: (values) => sandctl("group pause", [topic, group], { for: values.for }), run: async (values) => { await post(`${at}/pause`, values.for ? { for: values.for } : undefined); return "Paused"; }, done: again }), manages),
       button("Limits…", () => changeLimits(topic, group, limits, again), manages),
       button("Settings…", () => changeSettings(topic, group, found.settings, again), manages),
       button("Seek…", () => seek(topic, group, found, again), { ...manages, kind: "danger" }),

@@ -1,0 +1,33 @@
+"""The ends of pauses."""
+
+from __future__ import annotations
+
+from sandq.model.errors import InvalidRequest, InvalidTime
+from sandq.model.limits import FIXED
+from sandq.model.times import format_duration, format_instant
+
+
+def pause_end_ms(until_ms: int | None, for_ms: int | None, now_ms: int) -> int | None:
+    """Return the end of a pause in ms. None: it stays until it is resumed.
+
+    Raise InvalidRequest if both arguments are given, and InvalidTime if the end has passed or is too far ahead."""
+    if until_ms is not None and for_ms is not None:
+        raise InvalidRequest("the end of a pause is given twice: give an instant (until) or a duration (for), not both")
+    if until_ms is None and for_ms is None:
+        return None
+    end_ms = until_ms if for_ms is None else now_ms + for_ms
+    assert end_ms is not None
+    if end_ms <= now_ms:
+        given = "a pause for 0s" if until_ms is None else f"a pause until {format_instant(end_ms)}"
+        raise InvalidTime(
+            f"{given} would have ended already, as it is {format_instant(now_ms)}: give a later end, or resume instead"
+        )
+    if end_ms - now_ms > FIXED.pause_most_ms:
+        raise InvalidTime(
+            f"a pause of {format_duration((end_ms - now_ms) // 1000 * 1000)}: at most "
+            f"{format_duration(FIXED.pause_most_ms)} are allowed (pause_most_ms, which is fixed); pause without an end "
+            "to stop until it is resumed",
+            limit="pause_most_ms",
+            maximum=FIXED.pause_most_ms,
+        )
+    return end_ms
