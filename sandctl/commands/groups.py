@@ -14,7 +14,7 @@ from sandctl.commands.push import push, push_of
 from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_option
 from sandctl.options.names import group_argument, topic_argument
-from sandctl.options.times import DURATION, END, PLACE, limit_option
+from sandctl.options.times import DURATION, END, PLACE, F, limit_option, raw
 from sandctl.options.topic_settings import group_options, settings_of, shown
 from sandctl.output.records import consumer_record
 from sandctl.output.results import done, show_one, show_rows
@@ -46,6 +46,12 @@ _COLUMNS = {
     "consumers": "CONSUMERS",
     "reason": "STOPPED BECAUSE",
 }
+
+
+def _part_options(command: F) -> F:
+    """Add `--tenant` and `--key`, which name a part of a group."""
+    command = click.option("--key", metavar="KEY", help="Only this key, in a topic that limits keys.")(command)
+    return click.option("--tenant", metavar="T", help="Only this tenant, and those below it.")(command)
 
 
 @click.group(short_help="Show, seek, change, limit, push, pause and delete groups.")
@@ -258,14 +264,19 @@ def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
     "--until", type=END, metavar="END", help="When the pause ends: an instant, or 18:00 (the next, on this machine)."
 )
 @click.option("--for", "for_", type=DURATION, metavar="DURATION", help="Duration of the pause.")
+@_part_options
 @common_options
-def pause(topic: str, name: str, until: int | None, for_: timedelta | None) -> None:
+def pause(
+    topic: str, name: str, until: int | None, for_: timedelta | None, tenant: str | None, key: str | None
+) -> None:
     """Stop deliveries to a group of TOPIC until it is resumed, or up to an end.
 
     \b
       sandctl group pause orders billing
       sandctl group pause orders billing --for 10m
       sandctl group pause orders billing --until 18:00
+      sandctl group pause mails sender --tenant acme.eu --for 10m
+      sandctl group pause payments booking --key customer-7 --for 10m
 
     A further pause replaces the first one, with its end.
     Its consumers keep their leases, and can ack. Messages become due and wait; messages with a ttl die when it ends.
@@ -275,29 +286,36 @@ def pause(topic: str, name: str, until: int | None, for_: timedelta | None) -> N
         raise click.UsageError("--until and --for are both given: give one of them")
     end: dict[str, Any] = {name: value for name, value in (("until", until), ("for_", for_)) if value is not None}
 
+    part = _part(tenant, key)
+
     async def work(client: Client) -> None:
-        await client.admin.pause_group(topic, name, **end)
+        await client.admin.pause_group(topic, name, **part, **end)
 
     run(work)
-    done(f"paused group {name} of {topic}{_end_text(until, for_)}", {"group": name, "topic": topic, "paused": True})
+    record = {"group": name, "topic": topic, "paused": True, **_named(tenant, key)}
+    done(f"paused {_part_text(tenant, key)}group {name} of {topic}{_end_text(until, for_)}", record)
 
 
 @group.command(short_help="Resume a paused group.")
 @topic_argument()
 @group_argument
+@_part_options
 @common_options
-def resume(topic: str, name: str) -> None:
+def resume(topic: str, name: str, tenant: str | None, key: str | None) -> None:
     """Resume deliveries to a group of TOPIC; messages that became due meanwhile come first.
 
     \b
       sandctl group resume orders billing
+      sandctl group resume mails sender --tenant acme.eu
     """
+    part = _part(tenant, key)
 
     async def work(client: Client) -> None:
-        await client.admin.resume_group(topic, name)
+        await client.admin.resume_group(topic, name, **part)
 
     run(work)
-    done(f"resumed group {name} of {topic}", {"group": name, "topic": topic, "paused": False})
+    record = {"group": name, "topic": topic, "paused": False, **_named(tenant, key)}
+    done(f"resumed {_part_text(tenant, key)}group {name} of {topic}", record)
 
 
 @group.command(short_help="Delete a group: its position, its leases, its dead letters.")
@@ -367,6 +385,23 @@ def _limits_here(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the current allowance of a partition."""
     limits = row.get("limits")
     return {} if limits is None else {name: limits.get(name) for name in ("allowed", "allowed_burst")}
+
+
+def _part(tenant: str | None, key: str | None) -> dict[str, Any]:
+    """Return the tenant or key of a pause, as the client takes it. Raise UsageError if both are given."""
+    if tenant is not None and key is not None:
+        raise click.UsageError("--tenant and --key are both given: give one of them")
+    return _named(tenant, None) if key is None else {"key": raw(key)}
+
+
+def _named(tenant: str | None, key: str | None) -> dict[str, str]:
+    """Return the tenant or key that was given, by name."""
+    return {name: value for name, value in (("tenant", tenant), ("key", key)) if value is not None}
+
+
+def _part_text(tenant: str | None, key: str | None) -> str:
+    """Return "tenant NAME of " or "key NAME of ". Empty for a whole group."""
+    return "".join(f"{name} {value} of " for name, value in _named(tenant, key).items())
 
 
 def _end_text(until: int | None, for_: timedelta | None) -> str:

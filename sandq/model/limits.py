@@ -139,6 +139,10 @@ class FixedLimits:
 
     # How far ahead the end of a pause may be.
     pause_most_ms: int = 366 * 86_400_000
+    # How long a pause by a consumer may be.
+    consumer_pause_most_ms: int = 3_600_000
+    # Paused tenants and keys of a group in a partition.
+    paused_parts: int = 10_000
 
     identities: int = 10_000
     """Maximum number of identities of a cluster."""

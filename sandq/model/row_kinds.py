@@ -96,6 +96,13 @@ def _group_and(rest: Callable[[bytes, int], bool]) -> Callable[[bytes, int], boo
     return lambda key, partition: len(key) >= 4 and key[:4] != bytes(4) and rest(key[4:], partition)
 
 
+def _is_pause_key(key: bytes, partition: int) -> bool:
+    """Return whether a key is "k" and an ordering hash, or "t" and a tenant."""
+    if key[:1] == b"k":
+        return len(key) == 9 and key[1] < 128
+    return key[:1] == b"t" and _named(is_tenant)(key[1:], partition)
+
+
 def _is_share_key(key: bytes, partition: int) -> bool:
     """Return whether a key is the name of a group, a zero byte, and a partition."""
     return len(key) > 3 and key[-3] == 0 and _named(is_name)(key[:-3], partition)
@@ -371,6 +378,7 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     ),
     b"S": _Kind(_named(_is_schedule_text), _SCHEDULE_FIELDS),
     b"T": _Kind(_group_and(_named(text(2 * FIXED.tenant_bytes))), array(COUNT, COUNT)),
+    b"Z": _Kind(_group_and(_is_pause_key), array(TIME)),
     b"z": _Kind(_group_and(_length(OFFSET_BYTES)), array(is_range_list(WAITING_MESSAGES, in_order=True))),
     b"y": _Kind(is_offset_of, array(optional(PRIORITY), integer(1, I63_MAX), least=1)),
 }

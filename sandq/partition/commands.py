@@ -63,6 +63,7 @@ class CommandType(IntEnum):
     OUTBOX_REFUSED = 41
     ACK_THEN = 42
     RECLAIM = 43
+    PAUSE_PART = 44
     RESTORE_BEGIN = 50
     RESTORE_ROWS = 51
     RESTORE_END = 52
@@ -493,6 +494,17 @@ class PauseGroup(Command):
 
     def fields(self) -> tuple[Any, ...]:
         return (self.group, self.paused) if self.until_ms is None else (self.group, self.paused, self.until_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class PausePart(Command):
+    """Pause a part of a group, so that its messages are not leased: a tenant (by name) and the tenants below it, or a
+    key (by its ordering hash). `until_ms`: end of the pause; U48_MAX: until it is resumed; None: resume it now."""
+
+    type: ClassVar[int] = CommandType.PAUSE_PART
+    group: str
+    part: str | int
+    until_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class GroupStatus:
     """Whether `group_ttl` has passed. The group then keeps only its unfinished messages."""
     paused_until_ms: int | None = None
     """Time at which the group's pause ends, in ms. None if it does not end by itself."""
+    paused_tenants: int = 0
+    paused_keys: int = 0
 
     @property
     def not_before_ms(self) -> int:
@@ -132,6 +134,8 @@ class _Snapshot(NamedTuple):
             removed=status.removed,
             is_expired=status.is_expired,
             paused_until_ms=status.paused_until_ms,
+            paused_tenants=status.paused_tenants,
+            paused_keys=status.paused_keys,
         )
 
 
@@ -290,6 +294,8 @@ class StatusTable:
             removed=group.removed,
             is_expired=group.is_expired,
             paused_until_ms=group.paused_until_ms,
+            paused_tenants=group.pauses.tenants,
+            paused_keys=group.pauses.keys,
         )
         return _Snapshot(status, passed, from_s, least, head_ms)
 

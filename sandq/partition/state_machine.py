@@ -223,6 +223,9 @@ class TimerPartition(PartitionState):
     def _pause_group(self, step: Step, command: c.PauseGroup) -> None:
         self._admin.pause(step, command)
 
+    def _pause_part(self, step: Step, command: c.PausePart) -> None:
+        self.groups.pause_part(step, self.groups.named(command.group), command.part, command.until_ms)
+
     def _touch(self, step: Step, command: c.Touch) -> None:
         self._admin.touch(step, command)
 
@@ -357,6 +360,7 @@ class TimerPartition(PartitionState):
         c.DropGroup: _drop_group,
         c.ConfigureGroup: _configure_group,
         c.PauseGroup: _pause_group,
+        c.PausePart: _pause_part,
         c.Touch: _touch,
         c.ShareLimit: _share_limit,
         c.AllowLimit: _allow_limit,

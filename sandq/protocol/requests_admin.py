@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Self
 
-from sandq.model.limits import FIXED
+from sandq.model.errors import InvalidRequest
+from sandq.model.limits import DEFAULT, FIXED
+from sandq.model.names import check_tenant
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import (
@@ -37,6 +39,20 @@ UNDRAIN: Final = "undrain"
 REMOVE: Final = "remove"
 ENTRY_COMMANDS: Final = 1 << 20
 """Maximum number of commands of a log entry that a request names."""
+
+
+def check_tenant_name(value: str) -> str | None:
+    """Return what is wrong with the name of a tenant. None if it is valid."""
+    try:
+        check_tenant(value)
+    except InvalidRequest as error:
+        return error.message
+    return None
+
+
+def check_key(value: bytes) -> str | None:
+    """Return what is wrong with a key. None if it is valid."""
+    return f"a key of {len(value)} bytes; {DEFAULT.key_bytes} is the limit" if len(value) > DEFAULT.key_bytes else None
 
 
 def _check_id(value: Any) -> str | None:
@@ -130,14 +146,24 @@ class GroupUpdate(Request, type=Type.GROUP_UPDATE):
 class GroupPause(Request, type=Type.GROUP_PAUSE):
     """Pause a group, so that it gets no messages (True), or resume it (False).
 
-    `until_ms` or `for_ms`: when the pause ends by itself, or after which time. Without both, it stays until the group
-    is resumed."""
+    `until_ms` or `for_ms`: when the pause ends by itself, or after which time. Without both, it stays until it is
+    resumed. `tenant`, `key`: pause or resume only the messages of this tenant and the tenants below it, or of this
+    key."""
 
     topic: str
     group: str
     paused: bool
     until_ms: U48 | None = None
     for_ms: U48 | None = None
+    tenant: Annotated[str, check_tenant_name] | None = None
+    key: Annotated[bytes, check_key] | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        request = cls.checked(frame)
+        if request.tenant is not None and request.key is not None:
+            raise cls.wrong("key", "a tenant is given, too; give one of them")
+        return request
 
 
 class GroupLimit(Request, type=Type.GROUP_LIMIT):

@@ -303,6 +303,36 @@ async def test_a_pause_ends_by_itself(api: sandq.Client) -> None:
         await api.admin.pause_group("t", "g", until=days_ahead(1), for_=1)
 
 
+async def test_a_tenant_and_a_key_are_paused(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", kind="fair", partitions=2)
+    leases = api.leases("t", "g")
+    await leases.take()
+    for tenant in ("acme", "acme.eu", "beta"):
+        await api.produce("t", tenant.encode(), tenant=tenant)
+    await api.admin.pause_group("t", "g", tenant="acme")
+    assert [message.value for message in await leases.take(max=10)] == [b"beta"]
+    rows = await api.admin.groups("t")
+    assert [(row["paused_tenants"], row["paused_keys"]) for row in rows] == [(1, 0)] * 2
+    async with api.subscribe("t", group="g") as subscription:
+        await api.admin.pause_group("t", "g", tenant="acme", for_="300ms")
+        assert sorted([message.value for message in await take(subscription, 2)]) == [b"acme", b"acme.eu"]
+    await api.admin.create_topic("ordered", ordering="key", partitions=2)
+    leases = api.leases("ordered", "g")
+    await leases.take()
+    await api.admin.pause_group("ordered", "g", key="k")
+    ids = [await api.produce("ordered", b"%d" % number, key="k") for number in range(2)]
+    assert await leases.take(max=10) == []
+    (found,) = (await api.messages("ordered").why(ids[0]))["groups"]
+    assert found["reason"].startswith("its key is paused until it is resumed")
+    await api.admin.resume_group("ordered", "g", key="k")
+    assert [message.value for message in await leases.take(max=10)] == [b"0"]
+    for topic, part in (("ordered", {"tenant": "acme"}), ("t", {"key": "k"})):
+        with pytest.raises(InvalidRequest, match="pause the group"):
+            await api.admin.pause_group(topic, "g", **part)
+    with pytest.raises(InvalidRequest, match="a tenant or a key, not both"):
+        await api.admin.pause_group("t", "g", tenant="acme", key="k")
+
+
 def days_ahead(days: int) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
 

@@ -178,6 +178,23 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
             _T.GROUP_PAUSE, "until_ms", "nil, or at most 366 days ahead", _MESSAGES, (_T.GROUP_PAUSE, "for_ms")
         ),
     },
+    c.PausePart: {
+        "group": of(_T.GROUP_PAUSE, "group", _GROUP),
+        "part": of(
+            _T.GROUP_PAUSE,
+            "tenant",
+            "the name of a tenant in a fair topic, or the hash of a key in a topic that limits keys",
+            _MESSAGES,
+            (_T.GROUP_PAUSE, "key"),
+        ),
+        "until_ms": of(
+            _T.GROUP_PAUSE,
+            "until_ms",
+            "nil, the last instant, or at most 366 days ahead",
+            _MESSAGES,
+            (_T.GROUP_PAUSE, "for_ms"),
+        ),
+    },
     c.PutSchedules: {
         "items": of(
             _T.SCHEDULE_PUT,

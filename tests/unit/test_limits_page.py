@@ -189,6 +189,8 @@ def test_fixed_limits_of_formats_are_those_of_the_code() -> None:
         "hold_least_ms": f"{FIXED.hold_least_ms // 1000} s to",
         "hold_most_ms": days(FIXED.hold_most_ms),
         "pause_most_ms": days(FIXED.pause_most_ms),
+        "consumer_pause_most_ms": f"{FIXED.consumer_pause_most_ms // 3_600_000} h for a pause",
+        "paused_parts": f"{FIXED.paused_parts:,} paused tenants and keys",
     }
     assert set(fixed) == {field.name for field in dataclasses.fields(FixedLimits)}
     named = {name: (first, rest) for first, rest in found.items() for name in re.findall(r"`(\w+)`", first)}

@@ -334,9 +334,9 @@ class PartitionLeader:
         if pump is None or group is None:
             return
         now_ms = self._clock.now_ms()
-        # `free_since_ms` is the time since which only the broker can delay messages: the group is not paused, and a
-        # consumer has credit.
-        if group.paused is not None or not pump.queue:
+        # `free_since_ms` is the time since which only the broker can delay messages: neither the group nor a
+        # part of it is paused, and a consumer has credit.
+        if group.paused is not None or group.paused_tenants or group.paused_keys or not pump.queue:
             pump.free_since_ms = None
         elif pump.free_since_ms is None:
             pump.free_since_ms = now_ms

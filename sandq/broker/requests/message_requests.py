@@ -33,8 +33,10 @@ from sandq.model.errors import (
     UnknownPartition,
 )
 from sandq.model.headers import headers_check
+from sandq.model.key_limits import key_limit
 from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY, check_name
+from sandq.model.partitioning import ordering_hash
 from sandq.model.pauses import pause_end_ms
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
@@ -42,6 +44,7 @@ from sandq.model.topic_limits import MAX_MESSAGE_BYTES
 from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOT_AHEAD
+from sandq.partition.groups.part_pauses import FOREVER
 from sandq.partition.produce_validation import check_not_far, most_value_bytes
 from sandq.partition.queries.fetch import Extent, Fetched
 from sandq.partition.queries.queries import UNITS_S, PartitionQueries
@@ -462,13 +465,34 @@ class MessageRequests:
         await call_all([(leader.raft_group, c.ConfigureGroup(request.group, record)) for leader in chosen])
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
-        """Pause or resume a group. Raise InvalidTime for an end that has passed, or is too far ahead."""
+        """Pause or resume a group, or one tenant or key of it. Raise InvalidTime for an end that has passed, or is too
+        far ahead."""
         group, done = request.group, set[PartitionLeader]()
         until_ms = pause_end_ms(request.until_ms, request.for_ms, self._broker.clock.now_ms())
+        command: c.Command = c.PauseGroup(group, request.paused, until_ms)
+        part = request.tenant if request.key is None else ordering_hash(request.key)
+        if part is not None:
+            # Messages of a key may be in several partitions: producers may choose, and partitions may be added.
+            self._check_parts(request)
+            end_ms = FOREVER if until_ms is None else until_ms
+            command = c.PausePart(group, part, end_ms if request.paused else None)
         # Repeat: the group may be created in more partitions meanwhile.
         while more := [each for each in await self._with_group(request.topic, group) if each not in done]:
-            await call_all([(leader.raft_group, c.PauseGroup(group, request.paused, until_ms)) for leader in more])
+            await call_all([(leader.raft_group, command) for leader in more])
             done.update(more)
+
+    def _check_parts(self, request: GroupPause) -> None:
+        """Raise InvalidRequest if the topic has no tenants, or does not limit keys, although the request names one."""
+        record = self._broker.catalog.topic(request.topic).record
+        if request.tenant is not None and record.kind != FAIR:
+            raise InvalidRequest(
+                f"topic {request.topic!r} is a {record.kind} topic: only a fair topic has tenants; pause the group"
+            )
+        if request.key is not None and key_limit(record.settings) is None:
+            raise InvalidRequest(
+                f"topic {request.topic!r} has neither `ordering: key` nor `max_in_flight_per_key`, so that none of its "
+                "keys can be paused; pause the group"
+            )
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
         """Return the partitions that this node leads and in which the group exists.

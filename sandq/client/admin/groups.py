@@ -10,6 +10,7 @@ from sandq.client.admin.requests import ask_leaders_of_group, count_of, map_of, 
 from sandq.client.admin.settings import GroupSettings, plain_settings
 from sandq.client.arguments import suggesting
 from sandq.client.positions import Start, start_of
+from sandq.client.producer.validation import Value, as_bytes
 from sandq.client.timeouts import timed_change, timed_read
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call
@@ -20,7 +21,7 @@ from sandq.model.errors import (
 )
 from sandq.model.group_limits import parse_limit
 from sandq.model.health import PUSH_STARTING, worst_push
-from sandq.model.names import check_name
+from sandq.model.names import check_name, check_tenant
 from sandq.model.push import check_push
 from sandq.model.times import Duration, Instant, duration_ms, format_duration, instant_ms
 from sandq.model.unfinished import unfinished_conflict
@@ -114,6 +115,8 @@ class GroupAdmin:
         topic: str,
         group: str,
         *,
+        tenant: str | None = None,
+        key: Value | None = None,
         until: Instant | None = None,
         for_: Duration | None = None,
         timeout: Duration | None = None,
@@ -122,6 +125,8 @@ class GroupAdmin:
         UnknownGroup; InvalidTime for an end in the past, or more than 366 days ahead.
 
         If the group is paused already, the new end replaces the old one. `for_` is counted by the clocks of the nodes.
+        `tenant`: pause only the messages of this tenant of a fair topic, and of the tenants below it. `key`: pause only
+        the messages of this key, in a topic with `ordering: key` or `max_in_flight_per_key`.
         Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts. While
         paused, it does not expire for lack of consumers. After TimedOut or ConnectionLost it is unknown in which
         partitions the group was paused; repeating the call is safe.
@@ -130,13 +135,23 @@ class GroupAdmin:
         for_ms = None if for_ is None else duration_ms(for_)
         if until_ms is not None and for_ms is not None:
             raise InvalidRequest("give until or for_, not both")
-        request = GroupPause(topic, check_name("group", group), True, until_ms, for_ms)
+        request = GroupPause(topic, check_name("group", group), True, until_ms, for_ms, *_part(tenant, key))
         await ask_leaders_of_group(self._cluster, request)
 
     @timed_change
-    async def resume_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
-        """Resume deliveries to a group; messages that became due during the pause are delivered first."""
-        await ask_leaders_of_group(self._cluster, GroupPause(topic, check_name("group", group), False))
+    async def resume_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        tenant: str | None = None,
+        key: Value | None = None,
+        timeout: Duration | None = None,
+    ) -> None:
+        """Resume deliveries to a group; messages that became due during the pause are delivered first. `tenant`, `key`:
+        end only the pause of this tenant or key."""
+        request = GroupPause(topic, check_name("group", group), False, None, None, *_part(tenant, key))
+        await ask_leaders_of_group(self._cluster, request)
 
     @timed_change
     async def limit_group(
@@ -248,3 +263,10 @@ def _whole(push: dict[str, Any]) -> dict[str, Any]:
         "error_ms": last.get("error_ms"),
         "nodes": nodes,
     }
+
+
+def _part(tenant: str | None, key: Value | None) -> tuple[str | None, bytes | None]:
+    """Return the tenant and the key of a pause. Raise InvalidRequest if both are given."""
+    if tenant is not None and key is not None:
+        raise InvalidRequest("give a tenant or a key, not both")
+    return None if tenant is None else check_tenant(tenant), None if key is None else as_bytes("key", key)

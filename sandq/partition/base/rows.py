@@ -39,6 +39,8 @@ Keys are relative to the store and begin with one tag byte. Integers are big-end
     "Q" group u32, queue               ready queue of a group: a tenant, a zero byte, a priority u32
     "R" group u32, queue, offset 16    messages in a ready queue
     "S" name                           schedule
+    "Z" group u32, "k", ordering hash u64  pause of a key
+    "Z" group u32, "t", tenant         pause of a tenant
     "T" group u32, path                fair-queueing state of the tenants whose names begin with this path
     "z" group u32, offset 16           messages above the cursor that the group had passed before a clock reset
 
@@ -79,6 +81,8 @@ UNIQUE, SCOPED_UNIQUE, KEYED_UNIQUE = b"u", b"U", b"K"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
 SPILLED, SPILLED_AT, DEATH = b"N", b"W", b"D"
 QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
+PAUSE = b"Z"
+PAUSED_KEY, PAUSED_TENANT = b"k", b"t"
 JOB = b"j"
 SCHEDULE, FIRE = b"S", b"F"
 HOLD = b"h"

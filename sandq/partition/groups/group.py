@@ -21,6 +21,7 @@ from sandq.partition.base.stale_heaps import LeastOfRising, is_overgrown
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.key_order import KeyOrder
+from sandq.partition.groups.part_pauses import PartPauses
 from sandq.partition.groups.spilled import SpilledMessages
 from sandq.partition.limits.allowance import Allowance
 from sandq.partition.reader.look_aheads import LookAheads
@@ -66,6 +67,9 @@ class Group:
         """Heap of (expires_ms, seq). Outdated items are skipped at the top: their entry is gone, or has another
         `expires_ms`."""
         self.order = KeyOrder(self.note_change)
+        self.pauses = PartPauses(group_id, self.order, self.unpark)
+        self._parked: dict[int, dict[tuple[int, int], None]] = {}
+        """By paused key: waiting entries that were removed from `_queue`, as (due_ms, seq)."""
         self.spilled = SpilledMessages(group_id)
         """Waiting messages that are not in memory."""
         self.ready: ReadyQueues | None = None
@@ -344,6 +348,27 @@ class Group:
     def pause(self, paused: bool, until_ms: int | None) -> None:
         """Pause the group until `until_ms` (None: until it is resumed), or resume it. The caller stores the group."""
         self.paused, self.paused_until_ms = paused, until_ms if paused else None
+
+    def paused_keys_in(self, entry: Waiting) -> dict[bytes, int]:
+        """Return the messages of a waiting entry whose keys are paused, with these keys."""
+        if not self.order.paused:
+            return {}
+        # Only messages that the group keeps have ranges with several keys: see `start_keys`.
+        messages = [
+            offset for base, length in entry.ranges for offset in offsets.run(base, length if entry.kept else 1)
+        ]
+        keys = {offset: self.order.paused_key_of(offset) for offset in messages}
+        return {offset: key for offset, key in keys.items() if key is not None}
+
+    def park(self, entry: Waiting, key: int) -> None:
+        """Pass over the waiting entry that `next_waiting` returned, until `unpark` is called for its key. All its
+        messages have paused keys."""
+        self._parked.setdefault(key, {})[heapq.heappop(self._queue)] = None
+
+    def unpark(self, key: int) -> None:
+        """Make `next_waiting` return the entries that were passed over because of a key."""
+        for item in self._parked.pop(key, ()):
+            heapq.heappush(self._queue, item)
 
     @property
     def halts(self) -> bool:

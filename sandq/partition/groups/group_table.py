@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from sandq.model.errors import UnknownGroup
+from typing import Final
+
+from sandq.model.errors import InvalidRequest, UnknownGroup
 from sandq.model.key_limits import key_limit
 from sandq.partition.base import rows
 from sandq.partition.base.stale_heaps import LeastOf
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
+from sandq.partition.groups.part_pauses import Part
 from sandq.partition.limits.allowance import Allowance
 from sandq.partition.reader.look_aheads import LookAhead, LookAheads
+from sandq.partition.ready.queue_keys import FAIR
 from sandq.partition.ready.ready_queues import ReadyQueues
 from sandq.partition.shared_state import SharedState
+
+PAUSES_ENDED: Final = 1000
+"""Maximum number of pauses that end in one entry. The rest ends in the next entries."""
 
 
 class GroupTable:
@@ -59,6 +66,8 @@ class GroupTable:
             self._add(group)
             if group.ready is not None:
                 group.ready.load(view)
+            group.pauses.load(view)
+            self._note_pauses(group)
 
     def named(self, name: str) -> Group:
         """Return the group with this name. Raise UnknownGroup if there is none."""
@@ -96,10 +105,11 @@ class GroupTable:
                 lambda: self._shared.tenants,
                 self._look_aheads,
             )
+            group.pauses.ready = group.ready
         self.by_id[group.group_id] = group
         self._by_name[group.name] = group
         self._note_use(group)
-        self._pause_ends.put(group.group_id, group.paused_until_ms)
+        self._note_pauses(group)
         group.on_change = self._note_change
         group.note_change()
 
@@ -112,7 +122,7 @@ class GroupTable:
         """Put the row of a group that is new or has changed."""
         step.view.put(rows.group_key(group.group_id), group.row())
         self._note_use(group)
-        self._pause_ends.put(group.group_id, group.paused_until_ms)
+        self._note_pauses(group)
         group.note_change()
 
     @property
@@ -122,12 +132,37 @@ class GroupTable:
         return None if first is None else first[0]
 
     def end_pauses(self, step: Step) -> None:
-        """End the pauses of groups whose time has come. The end of a pause counts as use of the group."""
-        while (first := self._pause_ends.first()) is not None and first[0] <= step.now_ms:
+        """End the pauses of groups whose time has come, and a bounded number of pauses of tenants and keys. The end of
+        a group's pause counts as use of the group."""
+        left = PAUSES_ENDED
+        while left > 0 and (first := self._pause_ends.first()) is not None and first[0] <= step.now_ms:
             group = self.by_id[first[1]]
-            group.pause(False, None)
-            group.use(step)
+            if group.paused_until_ms is not None and group.paused_until_ms <= step.now_ms:
+                group.pause(False, None)
+                group.use(step)
+            left -= 1 + group.pauses.end(step, left)
             self.store(step, group)
+
+    def pause_part(self, step: Step, group: Group, part: Part, until_ms: int | None) -> None:
+        """Pause a tenant or a key of a group up to `until_ms`, or end its pause (None). Raise InvalidRequest if the
+        topic has no such parts, or if too many are paused."""
+        if isinstance(part, str) and self._shared.rank != FAIR:
+            raise InvalidRequest("only a fair topic has tenants: pause the group")
+        if isinstance(part, int) and not self._shared.is_ordered:
+            raise InvalidRequest(
+                "only a topic with `ordering: key` or `max_in_flight_per_key` can pause a key: pause the group"
+            )
+        if until_ms is not None and until_ms > step.now_ms:
+            group.pauses.pause(step, part, until_ms)
+        else:
+            group.pauses.resume(step, part)
+        group.use(step)
+        self.store(step, group)
+
+    def _note_pauses(self, group: Group) -> None:
+        """Note when the next pause of a group, or of a part of it, ends."""
+        ends = [end for end in (group.paused_until_ms, group.pauses.next_ms()) if end is not None]
+        self._pause_ends.put(group.group_id, min(ends, default=None))
 
     def _note_use(self, group: Group) -> None:
         """Note when a group was last used, and whether it has expired."""

@@ -27,6 +27,8 @@ class KeyOrder:
         self.limit = 1
         """Maximum number of busy messages of a key. A key may exceed it after the limit was lowered, or after a
         redrive."""
+        self.paused: set[int] = set()
+        """Keys that are paused. All their messages are blocked."""
         self.blocked: dict[bytes, int] = {}
         """Key by offset, for messages that the cursor has passed and that are not busy."""
         self._busy: dict[bytes, int] = {}
@@ -47,8 +49,16 @@ class KeyOrder:
         """Heap of blocked messages that are not in `kept`. All other items are skipped at the top."""
 
     def is_full(self, key: int) -> bool:
-        """Return whether the next message of a key is blocked, by busy messages or by earlier blocked messages."""
+        """Return whether the next message of a key is blocked: by a pause, by busy messages or by earlier blocked
+        messages."""
+        if key in self.paused:
+            return True
         return self._at_once[key] >= self.limit or key in self._free_by_key or key in self._blocked_by_key
+
+    def paused_key_of(self, offset: bytes) -> int | None:
+        """Return the key of a busy message if it is paused. None if it is not paused, or if the message has no key."""
+        key = self._busy.get(offset)
+        return key if key in self.paused else None
 
     def busy_of(self, key: int) -> int:
         """Return how many messages of a key are leased or wait."""
@@ -70,6 +80,22 @@ class KeyOrder:
             return
         self.limit = limit
         for key in list(self._free_by_key.keys() | self._blocked_by_key.keys()):
+            self._update_free(key)
+        self._on_change()
+
+    def pause(self, key: int) -> None:
+        """Block all messages of a key that are not busy."""
+        self.paused.add(key)
+        self._update_paused(key)
+
+    def resume(self, key: int) -> None:
+        """End the pause of a key. Its first blocked messages may become free."""
+        self.paused.discard(key)
+        self._update_paused(key)
+
+    def _update_paused(self, key: int) -> None:
+        """Update the messages of a key after its pause began or ended."""
+        if key in self._free_by_key or key in self._blocked_by_key:
             self._update_free(key)
         self._on_change()
 
@@ -191,7 +217,7 @@ class KeyOrder:
         """Make exactly as many blocked messages of a key free as its limit allows."""
         free = self._free_by_key.setdefault(key, OrderedDict())
         blocked = self._blocked_by_key.setdefault(key, OrderedDict())
-        capacity = self.limit - self._at_once[key]
+        capacity = 0 if key in self.paused else self.limit - self._at_once[key]
         while blocked and len(free) < capacity:
             offset, _ = blocked.popitem(last=False)
             free[offset] = None
@@ -206,7 +232,7 @@ class KeyOrder:
             del self._blocked_by_key[key]
 
     def clear(self) -> None:
-        """Forget all messages."""
+        """Forget all messages. Paused keys stay paused."""
         for held in (self.blocked, self._busy, self._at_once, self._blocked_by_key, self._free_by_key, self.kept):
             held.clear()
         for heap in (self._free, self._lowest, self._logged):

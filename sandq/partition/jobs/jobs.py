@@ -391,7 +391,7 @@ class Jobs:
     def _drop(self, step: Step, job: Job) -> bool:
         """Delete the rows of a deleted group."""
         view = step.view
-        for tag in sorted((*_OF_GROUP, rows.READY, rows.QUEUE, rows.TURNS, rows.PACE)):
+        for tag in sorted((*_OF_GROUP, rows.READY, rows.QUEUE, rows.TURNS, rows.PACE, rows.PAUSE)):
             start, stop = rows.group_bounds(tag, job.arguments["group_id"])
             found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
             for key, _ in found:

@@ -114,11 +114,21 @@ class LeaseGrants:
     def _take_waiting(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
         """Add due waiting messages to the lease. All of them are alike (`Lease.alike`). Return their bytes."""
         view = step.view
-        left, taken_bytes, looked_at = limit, 0, 0
+        left, taken_bytes, looked_at, parted = limit, 0, 0, 0
         while left > 0 and taken_bytes < max_bytes:
             entry = group.next_waiting()
             if entry is None or entry.due_ms > horizon_ms:
                 break
+            if paused := group.paused_keys_in(entry):
+                if len(paused) == entry.ranges.messages:
+                    group.park(entry, next(iter(paused.values())))
+                elif parted and parted + len(paused) > FIXED.grant_messages:
+                    break
+                else:
+                    parted += len(paused)
+                    for offset in paused:  # they wait on, apart from the messages whose keys are not paused
+                        self._waiting.part(step, group, entry, offset, entry.due_ms, entry.made)
+                continue
             if entry.dies_waiting and entry.due_ms > lease.leased_ms:
                 break  # it expires before it is due, so do not lease it ahead
             if lease.ranges and entry.alike != lease.alike:

@@ -22,6 +22,7 @@ from sandq.partition.base.rows import Fields, Range
 from sandq.partition.base.view import View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
+from sandq.partition.groups.part_pauses import pause_text
 from sandq.partition.log.message_log import Found
 from sandq.partition.outbox import encode_letters
 from sandq.partition.pending.pending import DELAYED, READY
@@ -209,6 +210,8 @@ class PartitionQueries:
                 return self._acked_reason(group, status, shown)
         if group.pause_reason() is not None:
             return f"the group is stopped: {group.pause_reason()}"
+        if (key := group.order.paused_key_of(offset)) is not None:
+            return f"its key is {pause_text(group.pauses.ends[key])}"
         if offset in group.order.blocked:
             return _blocked_reason(group, offset)
         if group.stall_reason() is not None:
@@ -463,6 +466,8 @@ class PartitionQueries:
             }
             if group.paused_until_ms is not None:
                 row["paused_until_ms"] = group.paused_until_ms
+            if group.pauses.ends:
+                row["paused_tenants"], row["paused_keys"] = group.pauses.tenants, group.pauses.keys
             if self._machine.shared.is_ordered:
                 row["blocked_by_key"] = group.order.waiting
             if group.allowance is not None:
@@ -617,7 +622,10 @@ def _blocked_reason(group: Group, offset: bytes) -> str:
     order = group.order
     if order.is_free(offset):
         return NO_CREDIT
-    busy = order.busy_of(order.blocked[offset])
+    key = order.blocked[offset]
+    if key in order.paused:
+        return f"its key is {pause_text(group.pauses.ends[key])}"
+    busy = order.busy_of(key)
     if order.limit == 1 or busy < order.limit:
         return "it waits for an earlier message of its key"
     return f"it waits for messages of its key: {busy} of {order.limit} are in flight"

@@ -16,6 +16,7 @@ from sandq.model.times import format_instant
 from sandq.partition.base.rows import LogEntry
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
+from sandq.partition.groups.part_pauses import pause_text
 from sandq.partition.reader.reader import AnswerReader
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -66,6 +67,9 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
     if key is None:
         return None
     tenant = queue_keys.tenant_of(key)
+    paused_ms = ready.limits.pauses.until_ms(tenant, machine.now_ms) if ready.rank == queue_keys.FAIR else None
+    if paused_ms is not None:
+        return f"tenant {tenant} is {pause_text(paused_ms)}"
     most = ready.limits.rule_of(tenant).max_in_flight if ready.rank == queue_keys.FAIR else None
     if most is not None and (flying := ready.limits.in_flight[tenant]) >= most:
         return f"tenant {tenant} has {flying} of {most} messages in flight"
@@ -142,5 +146,6 @@ def _rows(ready: ReadyQueues, waiting: Counter[str], now_ms: int) -> Iterator[di
             "weight": rule.weight,
             "rate": None if rule.pace is None else rate_text(rule.pace.interval_us),
             "burst": None if rule.pace is None else rule.pace.burst,
+            **({"paused_until_ms": paused_ms} if (paused_ms := ready.limits.pauses.until_ms(tenant, now_ms)) else {}),
             "free_ms": free_ms if (free_ms := ready.limits.paced_ms(tenant)) is not None and free_ms > now_ms else None,
         }

@@ -33,6 +33,7 @@ from sandq.partition.ready.queue_entries import QueueEntries
 from sandq.partition.ready.queue_order import Oldest, Returned
 from sandq.partition.ready.ready_queue import ReadyQueue, queue_bytes
 from sandq.partition.ready.tenant_limits import TenantLimits
+from sandq.partition.ready.tenant_pauses import includes
 from sandq.partition.ready.tenant_scheduler import TenantScheduler, Times
 from sandq.partition.records.leases import Lease, Waiting
 
@@ -207,6 +208,11 @@ class ReadyQueues:
         """Update the numbers in flight for a new lease, or for a lease with fewer live messages than before."""
         if self.rank == queue_keys.FAIR:
             self.limits.count_lease(lease)
+
+    def note_pause(self, tenant: str) -> None:
+        """Note that a pause of a tenant began, ended, or has another end. The next round of turns decides again about
+        the tenants that it includes."""
+        self.limits.freed.update([other for other in self._by_tenant if includes(tenant, other)])
 
     # -- removing -------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""Decides which tenants of a group are held up: by limits of messages in flight, by rates, or by messages that wait for
-a retry.
+"""Decides which tenants of a group are held up: by pauses, by limits of messages in flight, by rates, or by messages
+that wait for a retry.
 
 Decisions are made only between `begin` and `granted` of a lease command. They depend only on replicated state.
 """
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from sandq.model.offsets import U48_MAX
 from sandq.partition.base.step import Step
 from sandq.partition.limits.pacing import Pacing
 from sandq.partition.limits.tenant_rules import TenantRule, TenantRules
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.crowding import Crowding
+from sandq.partition.ready.tenant_pauses import TenantPauses
 from sandq.partition.records.leases import Lease
 
 
@@ -29,11 +31,12 @@ class TenantLimits:
         self.in_flight: Counter[str] = Counter()
         """Number of leased messages, by tenant."""
         self.held_up: dict[str, int | None] = {}
-        """Tenants that have ready messages but may not have turns. Value: time in ms at which the tenant's rate allows
-        the next message; None if the tenant has its maximum in flight."""
+        """Tenants that have ready messages but may not have turns. Value: time in ms at which the tenant's pause ends,
+        or its rate allows the next message; None if the tenant has its maximum in flight."""
         self.freed: set[str] = set()
         """Tenants in `held_up` that may have turns again because fewer of their messages are in flight, and new
         tenants."""
+        self.pauses = TenantPauses()
         self.pacing = Pacing()
         self.crowding = Crowding()
         self._filled: Counter[str] = Counter()
@@ -106,6 +109,10 @@ class TenantLimits:
     def may_be_served(self, tenant: str, has_back: Callable[[str], bool]) -> bool:
         """Decide whether a tenant with messages may have turns. `has_back`: returns whether a tenant has returned
         messages."""
+        paused_ms = self.pauses.until_ms(tenant, self._now_us // 1000)
+        if paused_ms is not None:
+            self.held_up[tenant] = None if paused_ms == U48_MAX else paused_ms
+            return False
         rule = self.limit_of(tenant)
         if rule is not None and rule.pace is not None:
             self.pacing.limit(tenant, rule.pace, self._now_us)

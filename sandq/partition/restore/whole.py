@@ -43,6 +43,7 @@ GROUP_TAGS: Final = (
     rows.READY,
     rows.TURNS,
     rows.PACE,
+    rows.PAUSE,
 )
 """Tags of rows whose keys begin with the id of a group."""
 

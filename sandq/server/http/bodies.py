@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from sandq.client.consumer import SETTLE_ITEMS, Outgoing
-from sandq.client.json_format import REPORTED_FIELDS, read_headers, read_message, read_value
+from sandq.client.json_format import REPORTED_FIELDS, read_headers, read_key, read_message, read_value
 from sandq.client.producer import delay_of
 from sandq.model.errors import InvalidRequest, InvalidTime
 from sandq.model.json_values import with_json_type
@@ -521,8 +521,21 @@ class ExtendIn(AckIn):
     lease: Duration = Field(description="New duration of the lease, from now.")
 
 
-class PauseIn(Body):
-    """The end of a pause (one of two members). Without both, the pause stays until it is ended."""
+class ResumeIn(Body):
+    """The part of a group to resume (one of three members). Without them, the group as a whole."""
+
+    tenant: str | None = Field(default=None, description="In a fair topic: only this tenant, and those below it.")
+    key: str | None = Field(default=None, description="In a topic that limits keys: only this key.")
+    key_base64: str | None = None
+
+    def part(self) -> dict[str, Any]:
+        """Return the part as arguments of the client. Raise InvalidRequest."""
+        return {"tenant": self.tenant, "key": read_key(self.model_dump(exclude_unset=True), "key")}
+
+
+class PauseIn(ResumeIn):
+    """The end of a pause (`until` or `for`), and the part of the group. Without an end, the pause stays until it is
+    ended."""
 
     until: Instant | None = Field(default=None, description="End of the pause.")
     for_: Duration | None = Field(default=None, alias="for", description="Duration of the pause.")

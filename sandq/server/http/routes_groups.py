@@ -244,13 +244,13 @@ async def pause(request: Request, topic: TopicName, group: GroupName, body: bodi
     """Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts, until an
     instant, for a duration, or else until it is resumed. A new pause replaces an earlier one."""
     given = body or bodies.PauseIn()
-    await gateway_of(request).client.admin.pause_group(topic, group, until=given.until, for_=given.for_)
+    await gateway_of(request).client.admin.pause_group(topic, group, **given.part(), until=given.until, for_=given.for_)
 
 
 @router.post(f"{GROUP}/resume", operation_id="resumeGroup", status_code=204, summary="Resume deliveries to a group")
-async def resume(request: Request, topic: TopicName, group: GroupName) -> None:
+async def resume(request: Request, topic: TopicName, group: GroupName, body: bodies.ResumeIn | None = None) -> None:
     """Messages that have become due meanwhile are delivered first."""
-    await gateway_of(request).client.admin.resume_group(topic, group)
+    await gateway_of(request).client.admin.resume_group(topic, group, **(body or bodies.ResumeIn()).part())
 
 
 @router.put(f"{GROUP}/limits", operation_id="limitGroup", status_code=204, summary="Limit a group, over all partitions")

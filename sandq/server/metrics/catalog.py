@@ -201,6 +201,8 @@ GROUPS: Final = (
     ),
     Metric("sandq_group_consumers", GAUGE, GROUP, "Subscriptions of the group."),
     Metric("sandq_group_paused", GAUGE, GROUP, "1: the group is paused."),
+    Metric("sandq_group_paused_tenants", GAUGE, GROUP, "Number of paused tenants of a fair topic."),
+    Metric("sandq_group_paused_keys", GAUGE, GROUP, "Number of paused keys, in the partition with most of them."),
     Metric(
         "sandq_group_stalled",
         GAUGE,

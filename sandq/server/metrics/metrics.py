@@ -501,6 +501,8 @@ def _write_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, out:
         out.value("sandq_group_oldest_unacked_age_seconds", age_s, labels)
         out.value("sandq_group_consumers", group.consumers, labels)
         out.value("sandq_group_paused", group.paused, labels)
+        out.value("sandq_group_paused_tenants", group.paused_tenants, labels)
+        out.value("sandq_group_paused_keys", group.paused_keys, labels)
         out.value("sandq_group_stalled", group.stalled, labels)
         if (held_up := group.held_up(now_ms)) is not None:
             for limit, is_held_up in zip(GROUP_LIMITS, held_up, strict=True):

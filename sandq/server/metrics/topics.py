@@ -96,6 +96,8 @@ class GroupNumbers:
         "limits",
         "oldest_ms",
         "paused",
+        "paused_keys",
+        "paused_tenants",
         "ready",
         "removed",
         "soon",
@@ -106,7 +108,7 @@ class GroupNumbers:
 
     def __init__(self) -> None:
         self.ready = self.delayed = self.leased = self.waiting = self.dead = self.dropped = self.consumers = 0
-        self.removed = self.paused = self.stalled = 0
+        self.removed = self.paused = self.stalled = self.paused_tenants = self.paused_keys = 0
         self.oldest_ms: int | None = None
         self.soon: list[int] = []
         self.limits: list[Limited] = []
@@ -129,6 +131,9 @@ class GroupNumbers:
         if group.is_expired:
             self.unfinished = (self.unfinished or 0) + group.unfinished
         self.paused |= group.is_paused
+        # A pause of a tenant or a key is in all partitions.
+        self.paused_tenants = max(self.paused_tenants, group.paused_tenants)
+        self.paused_keys = max(self.paused_keys, group.paused_keys)
         self.stalled |= group.paused is not None and not group.paused.startswith(PAUSED)
         if group.limit is not None:
             self.limits.append(group.limit)
@@ -145,6 +150,8 @@ class GroupNumbers:
         for name in ("ready", "delayed", "leased", "waiting", "dead", "dropped", "removed", "consumers"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.paused |= other.paused
+        self.paused_tenants += other.paused_tenants
+        self.paused_keys += other.paused_keys
         self.stalled |= other.stalled
         self.limits += other.limits
         self.soon = [one + more for one, more in zip_longest(self.soon, other.soon, fillvalue=0)]

@@ -12,8 +12,10 @@ from sandq.model.features import KNOWN
 from sandq.model.group_limits import parse_limit, with_limit
 from sandq.model.nack_ends import DEAD
 from sandq.model.outbox import reserved_producer
+from sandq.model.partitioning import ordering_hash
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
+from sandq.partition.groups.part_pauses import FOREVER
 from sandq.partition.log.appends import Stored
 from sandq.partition.schedules import schedule_queries
 from tests.support.partition.bench import Bench, T, batch_of, by_id
@@ -124,6 +126,9 @@ def _messages(b: Bench) -> None:
     b.apply(116, c.PauseGroup("g", True))
     b.apply(117, c.PauseGroup("g", True, T + 30_000))
     b.apply(117, c.PauseGroup("g", False))
+    b.apply(117, c.PausePart("g", ordering_hash(b"k"), T + 40_000))
+    b.apply(117, c.PausePart("g", ordering_hash(b"k"), None))
+    b.apply(117, c.PausePart("g", ordering_hash(b"ada"), FOREVER))
     b.apply(118, c.Hold("reader", bytes(16), 60_000))
     b.apply(119, c.TakeDigest(5), c.Touch(["g", "nothing"]))
     b.apply(120, c.Configure(b.machine.settings | {"retention_ms": 1_000}))

@@ -298,8 +298,11 @@ class FakeAdmin:
     async def update_group(self, topic: str, group: str, **settings: Any) -> None:
         self._client.note("update_group", topic=topic, group=group, settings=settings)
 
-    async def pause_group(self, topic: str, group: str, **end: Any) -> None:
-        self._client.note("pause_group", topic=topic, group=group, **end)
+    async def pause_group(self, topic: str, group: str, **which: Any) -> None:
+        self._client.note("pause_group", topic=topic, group=group, **which)
+
+    async def resume_group(self, topic: str, group: str, **which: Any) -> None:
+        self._client.note("resume_group", topic=topic, group=group, **which)
 
     async def limit_group(self, topic: str, group: str, **limits: Any) -> None:
         self._client.note("limit_group", topic=topic, group=group, **limits)
@@ -313,9 +316,6 @@ class FakeAdmin:
 
     async def pushes(self, topic: str) -> list[dict[str, Any]]:
         return self._client.pushes
-
-    async def resume_group(self, topic: str, group: str) -> None:
-        self._client.note("resume_group", topic=topic, group=group)
 
     async def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
         self._client.note("delete_group", topic=topic, group=group, force=force)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from sandq.model.errors import InvalidRequest
+from sandq.model.limits import FIXED
+from sandq.model.partitioning import ordering_hash
 from sandq.model.row_kinds import COMMON
 from sandq.model.times import format_instant
 from sandq.partition import commands as c
 from sandq.partition.base import rows
+from sandq.partition.groups import group_table, part_pauses
 from sandq.partition.groups.group import PAUSED, Group
+from sandq.partition.groups.part_pauses import FOREVER
+from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.reader.look_aheads import LookAheads
-from tests.support.partition.bench import Bench, T
+from tests.support.partition.bench import Bench, T, by_id
+from tests.support.partition.ranked_bench import RankedBench
 
 HOUR = 3_600_000
 
@@ -192,3 +203,142 @@ def test_a_group_is_made_paused_up_to_the_end_of_other_partitions(bench: Bench) 
     bench.apply(0, command)
     assert bench.lease(at=99) == []
     assert bench.values(bench.lease(at=100)) == ["m"]
+
+
+# -- tenants and keys --------------------------------------------------------------------------------------------------
+
+
+def part(bench: Bench, name: str | bytes, until: int | None, at: int = 0) -> None:
+    """Pause a tenant or a key up to `until`; None: resume it."""
+    hashed = name if isinstance(name, str) else ordering_hash(name)
+    assert bench.apply(at, c.PausePart("g", hashed, None if until is None else T + until)) == [None]
+
+
+def send(bench: Bench, *messages: str) -> list[bytes]:
+    """Store messages with a key, and return their offsets. Each is given by a letter for its value, and one for its
+    key."""
+    stored = bench.send(*[one[0] for one in messages], keys=[one[1] for one in messages])
+    return [stored.offsets[at : at + 16] for at in range(0, len(stored.offsets), 16)]
+
+
+def why(bench: Bench, offset: bytes) -> str:
+    shown = PartitionQueries(bench.machine, bench.view).why(by_id(offset))
+    assert shown is not None
+    return str(shown["groups"][0]["reason"])
+
+
+@pytest.fixture
+def fair() -> RankedBench:
+    bench = RankedBench("fair")
+    bench.open()
+    return bench
+
+
+@pytest.fixture
+def ordered() -> Bench:
+    bench = Bench(ordering="key")
+    bench.open()
+    return bench
+
+
+def test_messages_of_a_paused_tenant_and_of_those_below_it_are_not_leased(fair: RankedBench) -> None:
+    ids = fair.add("a", "b", "c", "d", tenant=["acme", "acme.eu", "acmes", "other"])
+    part(fair, "acme", 1000)
+    for _ in range(2):
+        assert sorted(fair.values(fair.lease(at=999, limit=1))) in (["c"], ["d"])
+        fair.restart()
+    assert fair.lease(at=999) == []
+    (group,) = fair.status().groups
+    assert (group.paused_tenants, group.paused_keys, group.next_ms) == (1, 0, T + 1000)
+    assert why(fair, ids[0]) == f"tenant acme is paused until {format_instant(T + 1000)}"
+    assert fair.lease(at=999) == []
+    assert sorted(fair.values(fair.lease(at=1000))) == ["a", "b"]
+    assert fair.rows(rows.PAUSE) == []
+
+
+def test_a_tenant_is_paused_until_it_is_resumed(fair: RankedBench) -> None:
+    fair.add("a", tenant=["acme"])
+    fair.apply(0, c.PausePart("g", "acme", FOREVER))
+    assert fair.lease(at=10**9) == []
+    (group,) = fair.status().groups
+    assert group.next_ms is None
+    part(fair, "acme", None, at=10**9)
+    assert fair.values(fair.lease(at=10**9)) == ["a"]
+
+
+def test_returned_messages_of_a_paused_tenant_wait(fair: RankedBench) -> None:
+    fair.add("a", tenant=["acme"])
+    lease = fair.one()
+    part(fair, "acme", 5000)
+    fair.nack(lease.token, at=1, delay=0)
+    assert fair.lease(at=4999) == []
+    assert fair.values(fair.lease(at=5000)) == ["a"]
+
+
+def test_messages_of_a_paused_key_are_blocked_in_order(ordered: Bench) -> None:
+    ids = send(ordered, "1k", "2k", "xl", "3k")
+    part(ordered, b"k", 1000)
+    for _ in range(2):
+        assert ordered.values(ordered.lease(at=1)) in (["x"], [])
+        ordered.restart()
+    assert len(ordered.machine.groups.named("g").order.blocked) == 3, "they count for the window"
+    assert why(ordered, ids[0]) == f"its key is paused until {format_instant(T + 1000)}"
+    assert ordered.status().upkeep_ms == T + 1000
+    for number in "123":
+        lease = ordered.one(at=1000)
+        assert ordered.values([lease]) == [number]
+        ordered.ack(lease.token, at=1000)
+    assert ordered.rows(rows.PAUSE) == []
+
+
+def test_returned_messages_of_a_paused_key_wait(ordered: Bench) -> None:
+    """Messages of several keys that are nacked together are leased apart."""
+    ids = send(ordered, "1k", "xl")
+    lease = ordered.one()
+    part(ordered, b"k", 5000)
+    ordered.nack(lease.token, at=1, delay=0)
+    for _ in range(2):
+        assert ordered.values(ordered.lease(at=2)) in (["x"], [])
+        ordered.restart()
+    assert why(ordered, ids[0]) == f"its key is paused until {format_instant(T + 5000)}"
+    part(ordered, b"k", 6000, at=4000)
+    assert ordered.lease(at=5999) == []
+    again = ordered.one(at=6000)
+    assert ordered.values([again]) == ["1"] and again.attempt == 2
+
+
+def test_a_group_has_a_limited_number_of_paused_parts(fair: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_pauses, "FIXED", replace(FIXED, paused_parts=2))
+    for name in ("a", "b", "a"):
+        part(fair, name, 1000)
+    (refused,) = fair.apply(0, c.PausePart("g", "c", T + 1000))
+    assert isinstance(refused, InvalidRequest) and refused.details["limit"] == "paused_parts"
+    part(fair, "c", 2000, at=1000)
+
+
+def test_an_entry_ends_a_bounded_number_of_pauses(ordered: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_table, "PAUSES_ENDED", 2)
+    for number in range(5):
+        part(ordered, b"%d" % number, 1000)
+    left = []
+    for at in (1000, 1000, 1001):
+        assert ordered.status().upkeep_ms == T + 1000
+        ordered.apply(at, c.Upkeep())
+        left.append(len(ordered.rows(rows.PAUSE)))
+    assert left == [3, 1, 0]
+
+
+def test_topics_without_tenants_or_keys_refuse_to_pause_them(bench: Bench, fair: RankedBench) -> None:
+    bench.open()
+    for one, name in ((bench, "acme"), (bench, 5), (fair, 5)):
+        (refused,) = one.apply(0, c.PausePart("g", name, T + 5))
+        assert isinstance(refused, InvalidRequest) and "pause the group" in refused.message
+
+
+def test_rows_of_pauses_go_with_their_group(fair: RankedBench) -> None:
+    part(fair, "acme", 1000)
+    assert all(COMMON[rows.PAUSE].key(key[1:], 0) for key, _ in fair.rows(rows.PAUSE))
+    fair.apply(1, c.DropGroup("g"))
+    fair.apply(2, c.Upkeep())
+    assert fair.rows(rows.PAUSE) == []
+    fair.apply(2000, c.Upkeep())

@@ -294,6 +294,18 @@ def test_group_pause_with_an_end(ctl: Ctl, client: FakeClient) -> None:
         assert ctl("group", "pause", "t", "g", *wrong).exit_code == 2
 
 
+def test_group_pause_of_a_tenant_or_a_key(ctl: Ctl, client: FakeClient) -> None:
+    shown = ctl("group", "pause", "t", "g", "--tenant", "acme.eu", "--for", "10m").stdout
+    assert shown == "paused tenant acme.eu of group g of t for 10m\n"
+    record = json.loads(ctl("group", "resume", "t", "g", "--key", "k", "-o", "json").stdout)
+    assert record == {"group": "g", "topic": "t", "paused": False, "key": "k"}
+    assert client.asked("pause_group") == [
+        {"topic": "t", "group": "g", "tenant": "acme.eu", "for_": timedelta(minutes=10)}
+    ]
+    assert client.asked("resume_group") == [{"topic": "t", "group": "g", "key": b"k"}]
+    assert ctl("group", "pause", "t", "g", "--tenant", "a", "--key", "k").exit_code == 2
+
+
 def test_group_limit(ctl: Ctl, client: FakeClient) -> None:
     assert ctl("group", "limit", "t", "g", "--max-in-flight", "10").stdout == "limited group g of t\n"
     assert ctl("group", "limit", "t", "g", "--rate", "50/s", "--burst", "5").exit_code == 0
