@@ -111,6 +111,7 @@ def show(topic: str, name: str) -> None:
         "consumers": max((row.get("consumers") or 0 for row in rows), default=0),
         **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
         **_blocked(rows),
+        **_paused_parts(rows),
         "unfinished": sum(row.get("unfinished") or 0 for row in rows),
         **_dropped(rows),
         **({"expired": True} if any(row.get("expired") for row in rows) else {}),
@@ -361,6 +362,12 @@ def _blocked(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     found = blocked_by_key_of_rows(rows)
     return {} if found is None else {"blocked_by_key": found}
+
+
+def _paused_parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many tenants and keys are paused, in the partition with most of them. Empty if none is."""
+    found = {name: max((row.get(name) or 0 for row in rows), default=0) for name in ("paused_tenants", "paused_keys")}
+    return {name: count for name, count in found.items() if count}
 
 
 def _limits(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -63,13 +63,14 @@ from sandq.model.errors import (
 from sandq.model.limits import Limits
 from sandq.model.names import RANKED, check_name
 from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
+from sandq.model.pauses import consumer_pause_ms
 from sandq.model.sequence import number_of
 from sandq.model.times import format_duration
 from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.leasing.lease_reclaim import check_newest, fenced
 from sandq.partition.produce_validation import Checked, check_batch
-from sandq.protocol.requests import Ack, AckThen, Extend, Lease, Nack, NackItem, Produce, Subscribe
+from sandq.protocol.requests import Ack, AckThen, Extend, Lease, LeasePause, Nack, NackItem, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -263,8 +264,8 @@ class Broker:
                 "more producers wrote here within a week than fit into limits.memory_bytes; try again later"
             )
 
-    def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
-        """Ack, nack or extend leases. If their topic was deleted, raise LeaseLost."""
+    def settle(self, request: Ack | Nack | Extend | LeasePause, caller: Caller, done: Done) -> None:
+        """Ack, nack or extend leases, or pause parts of their groups. If their topic was deleted, raise LeaseLost."""
         host = self.catalog.of_group(request.group_number, request.partition).raft_group
         topic = self.catalog.view.partition_of_group.get(request.group_number, ("", 0))[0]
         items: Any = request.items
@@ -272,6 +273,9 @@ class Broker:
             own = self.limits_of(topic)
             for item in items:
                 _check_lease(item[1], own)
+        if isinstance(request, LeasePause):
+            now_ms = self.clock.now_ms()
+            items = [[token, offset, part, now_ms + consumer_pause_ms(ms)] for token, offset, part, ms in items]
         if isinstance(request, Nack):
             items = with_columns(request, self.limits, lambda: self.check_ranked(topic))
         command = _SETTLING[type(request)](items)
@@ -522,10 +526,16 @@ def _waiters_key(request: Lease) -> _WaitersKey:
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
 
 
-_SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.Ack, Nack: c.Nack, Extend: c.Extend}
+_Settling = c.Ack | c.Nack | c.Extend | c.PauseByLease
+_SETTLING: Mapping[type, Callable[[Any], _Settling]] = {
+    Ack: c.Ack,
+    Nack: c.Nack,
+    Extend: c.Extend,
+    LeasePause: c.PauseByLease,
+}
 
 
-def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
+def _size_of(command: _Settling) -> int:
     """Return the approximate memory in bytes that a command uses until it is applied."""
     size = 64 + ITEM_BYTES * len(command.items)
     if isinstance(command, c.Nack):

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sandq.model.errors import InvalidRequest, InvalidTime
 from sandq.model.limits import FIXED
 from sandq.model.times import format_duration, format_instant
+
+TENANT: Final = "tenant"
+KEY: Final = "key"
+GROUP: Final = "group"
+PARTS: Final = (TENANT, KEY, GROUP)
+"""Parts of a group that a consumer may pause: those to which its message belongs. PERSISTED."""
+
+
+def consumer_pause_ms(for_ms: int) -> int:
+    """Return the duration of a pause by a consumer, in ms. Raise InvalidTime if it is 0 or too long."""
+    if not 1 <= for_ms <= FIXED.consumer_pause_most_ms:
+        raise InvalidTime(
+            f"a pause of {format_duration(for_ms)} by a consumer: more than 0s and at most "
+            f"{format_duration(FIXED.consumer_pause_most_ms)} are allowed (consumer_pause_most_ms, which is fixed); an "
+            "operator can pause for longer",
+            limit="consumer_pause_most_ms",
+            maximum=FIXED.consumer_pause_most_ms,
+        )
+    return for_ms
 
 
 def pause_end_ms(until_ms: int | None, for_ms: int | None, now_ms: int) -> int | None:

@@ -64,6 +64,7 @@ class CommandType(IntEnum):
     ACK_THEN = 42
     RECLAIM = 43
     PAUSE_PART = 44
+    PAUSE_BY_LEASE = 45
     RESTORE_BEGIN = 50
     RESTORE_ROWS = 51
     RESTORE_END = 52
@@ -505,6 +506,16 @@ class PausePart(Command):
     group: str
     part: str | int
     until_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PauseByLease(Command):
+    """Pause the tenant, the key or the group of leased messages (`model.pauses.PARTS`). A pause that ends later stays
+    as it is."""
+
+    type: ClassVar[int] = CommandType.PAUSE_BY_LEASE
+    items: Sequence[Sequence[Any]]
+    """(token, offset, part, until_ms) of each pause."""
 
 
 @dataclass(frozen=True, slots=True)

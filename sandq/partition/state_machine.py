@@ -27,6 +27,7 @@ from sandq.partition.base.view import View
 from sandq.partition.groups.renewal import Change
 from sandq.partition.in_memory import InMemory
 from sandq.partition.leasing.lease_grants import LeaseGrants
+from sandq.partition.leasing.lease_pauses import LeasePauses
 from sandq.partition.leasing.lease_reclaim import LeaseReclaim
 from sandq.partition.leasing.settlement import Lost, Part
 from sandq.partition.log.appends import Stored
@@ -61,6 +62,7 @@ class TimerPartition(PartitionState):
         super().__init__(partition, settings, look_aheads)
         shared, group_state = self.shared, self._group_state
         self._lease_grants = LeaseGrants(shared, group_state, self._unique, self.limits)
+        self._lease_pauses = LeasePauses(shared, group_state)
         self._lease_reclaim = LeaseReclaim(shared, group_state, self.settlement)
         self._acks = SendingAcks(shared, self.settlement, self.appends, self.outbox)
         self._forwarding = Forwarding(shared, group_state, self.outbox)
@@ -226,6 +228,10 @@ class TimerPartition(PartitionState):
     def _pause_part(self, step: Step, command: c.PausePart) -> None:
         self.groups.pause_part(step, self.groups.named(command.group), command.part, command.until_ms)
 
+    def _pause_by_lease(self, step: Step, command: c.PauseByLease) -> list[int | None]:
+        """Pause parts of groups, and return the end of each pause, in ms. None: the lease was lost."""
+        return [self._lease_pauses.pause(step, *item) for item in command.items]
+
     def _touch(self, step: Step, command: c.Touch) -> None:
         self._admin.touch(step, command)
 
@@ -361,6 +367,7 @@ class TimerPartition(PartitionState):
         c.ConfigureGroup: _configure_group,
         c.PauseGroup: _pause_group,
         c.PausePart: _pause_part,
+        c.PauseByLease: _pause_by_lease,
         c.Touch: _touch,
         c.ShareLimit: _share_limit,
         c.AllowLimit: _allow_limit,

@@ -99,6 +99,7 @@ class Type(IntEnum):
     PROVE = 24
     ON_BEHALF = 25
     ACK_THEN = 26
+    LEASE_PAUSE = 27
     TOPIC_CREATE = 32
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34

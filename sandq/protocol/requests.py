@@ -17,6 +17,7 @@ from sandq.model.errors import InvalidRequest, ProtocolError, WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.nack_ends import DEAD, ENDS, RETRY, SNOOZE
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
+from sandq.model.pauses import PARTS
 from sandq.model.retries import UNLIMITED, is_backoff, is_max_attempts
 from sandq.model.topic_patterns import problem_of
 from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX
@@ -426,6 +427,31 @@ class Extend(Request, type=Type.EXTEND):
             if len(row) > 2:
                 row[2] = ranges_of(cls, item, row[2])
         return request
+
+
+PAUSES: Final = 100
+"""Maximum number of items of a LEASE_PAUSE."""
+_is_pause = row_of("[token, offset, part, for ms]", int, bytes, str, int)
+
+
+def _check_pause(item: Any) -> str | None:
+    problem = _is_pause(item)
+    if problem is None and len(item[1]) != OFFSET_BYTES:
+        return f"an offset has {OFFSET_BYTES} bytes, not {len(item[1])}"
+    if problem is None and item[2] not in PARTS:
+        return f"part must be one of {', '.join(PARTS)}"
+    if problem is None and item[3] > U48_MAX:
+        return f"for_ms {item[3]} is not within 0..{U48_MAX}"
+    return problem
+
+
+class LeasePause(Request, type=Type.LEASE_PAUSE):
+    """Pause the `tenant`, the `key` or the `group` of leased messages for a time, or for longer if it is paused for
+    longer already. Items: `[token, offset, part, for_ms]`."""
+
+    group_number: int
+    partition: Partition
+    items: Annotated[list[list[Any]], each(_check_pause, PAUSES)]
 
 
 class Ping(Request, type=Type.PING):

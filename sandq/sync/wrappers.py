@@ -294,3 +294,6 @@ class Leases(Wrapper[AsyncLeases]):
     dead = blocking(AsyncLeases.dead)
     give_back = blocking(AsyncLeases.give_back)
     extend = blocking(AsyncLeases.extend)
+    pause_tenant = blocking(AsyncLeases.pause_tenant)
+    pause_key = blocking(AsyncLeases.pause_key)
+    pause_group = blocking(AsyncLeases.pause_group)

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import sandq
+import sandq.sync
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.errors import (
     Conflict,
     InvalidRequest,
     InvalidSetting,
     InvalidTime,
+    LeaseLost,
     NotFound,
     TooLarge,
     UnknownGroup,
@@ -325,12 +328,56 @@ async def test_a_tenant_and_a_key_are_paused(api: sandq.Client) -> None:
     (found,) = (await api.messages("ordered").why(ids[0]))["groups"]
     assert found["reason"].startswith("its key is paused until it is resumed")
     await api.admin.resume_group("ordered", "g", key="k")
-    assert [message.value for message in await leases.take(max=10)] == [b"0"]
+    held = await leases.take(max=10)
+    assert [message.value for message in held] == [b"0"]
+    async with api.subscribe("ordered", group="g") as subscription:
+        await api.admin.pause_group("ordered", "g", key="k", for_="300ms")
+        await leases.ack(held)
+        assert [message.value for message in await take(subscription, 1)] == [b"1"]
     for topic, part in (("ordered", {"tenant": "acme"}), ("t", {"key": "k"})):
         with pytest.raises(InvalidRequest, match="pause the group"):
             await api.admin.pause_group(topic, "g", **part)
     with pytest.raises(InvalidRequest, match="a tenant or a key, not both"):
         await api.admin.pause_group("t", "g", tenant="acme", key="k")
+
+
+async def test_a_consumer_pauses_parts_of_its_group(api: sandq.Client, node: Serving) -> None:
+    await api.admin.create_topic("t", kind="fair")
+    await api.admin.create_topic("ordered", ordering="key")
+    for number in range(3):
+        await api.produce("t", b"%d" % number, tenant="acme")
+        await api.produce("ordered", b"%d" % number, key="k")
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        (first,) = await take(subscription, 1, ack=False)
+        end_ms = await first.pause_tenant(for_="30m")
+        assert await first.pause_tenant(for_="1m") == end_ms
+        await first.ack()
+        assert await api.leases("t", "g").take(max=5) == []
+        with pytest.raises(LeaseLost):
+            await first.pause_tenant(for_="1m")
+    leases = api.leases("ordered", "g")
+    (held,) = await leases.take(max=5)
+    for wrong in ("61m", 0):
+        with pytest.raises(InvalidTime, match=r"at most 1h are allowed \(consumer_pause_most_ms"):
+            await leases.pause_key(held, for_=wrong)
+    with pytest.raises(InvalidRequest, match="only messages of a fair topic have tenants"):
+        await leases.pause_tenant(held, for_=1)
+    end_ms = await leases.pause_key(held, for_="10m")
+    await leases.ack([held])
+    assert await leases.take(max=5) == []
+    with pytest.raises(LeaseLost):
+        await leases.pause_key(held, for_="10m")
+
+    def blocking() -> None:
+        with sandq.sync.connect(f"127.0.0.1:{node.client_port}") as client:
+            client.admin.resume_group("ordered", "g", key="k")
+            with client.subscribe("ordered", group="g", credit=1) as subscription:
+                message = next(iter(subscription))
+                assert message.pause_group(for_="5m") > end_ms - 600_000
+                message.ack().wait()
+                assert client.leases("ordered", "g").take(1) == []
+
+    await trio.to_thread.run_sync(blocking)
 
 
 def days_ahead(days: int) -> datetime:

@@ -88,6 +88,21 @@ class Pauses:
         else:
             self.apply(c.PausePart("g", part.decode() if self.is_fair else ordering_hash(part), until_ms))
 
+    def pause_by_lease(self) -> None:
+        """Pause by the holder of a message. This never shortens a pause."""
+        if not self.leases:
+            return
+        token = self.draw.choice([*self.leases])
+        lease = self.benches[0].machine.groups.named("g").leases[token]
+        offset, part = lease.ranges[0].base, self.parts[self.leases[token][0]]
+        until = self.now + self.draw.choice([20, 500, 5000])
+        which = self.draw.choice(["group", "tenant" if self.is_fair else "key"])
+        if which == "group" or part is not None:
+            (end_ms,) = self.apply(c.PauseByLease([(token, offset, which, T + until)]))
+            named = b"" if which == "group" or part is None else part
+            self.ends[named] = max(self.ends.get(named, 0), until)
+            assert end_ms == T + self.ends[named]
+
     def lease(self) -> list[Lease]:
         limits = self.draw.choice([(1,), (3,), (2, 2), (100,)])
         grants = [c.Grant(f"c{at}", limit, 10_000) for at, limit in enumerate(limits)]
@@ -156,7 +171,16 @@ def test_paused_messages_are_leased_after_their_pause_only(
 ) -> None:
     monkeypatch.setattr(group_table, "PAUSES_ENDED", 1 + seed % 3)
     world = Pauses(kind, seed)
-    actions = [world.send, world.pause, world.lease, world.lease, world.settle, world.settle, world.wait]
+    actions = [
+        world.send,
+        world.pause,
+        world.pause_by_lease,
+        world.lease,
+        world.lease,
+        world.settle,
+        world.settle,
+        world.wait,
+    ]
     for _ in range(STEPS):
         world.draw.choice(actions)()
     world.drain()

@@ -195,6 +195,14 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
             (_T.GROUP_PAUSE, "for_ms"),
         ),
     },
+    c.PauseByLease: {
+        "items": of(
+            _T.LEASE_PAUSE,
+            "items",
+            "1..100 of [token 0 or greater, offset of 16 bytes, `tenant`, `key` or `group`, at most 1 h ahead]",
+            _LEASES,
+        )
+    },
     c.PutSchedules: {
         "items": of(
             _T.SCHEDULE_PUT,

@@ -39,10 +39,11 @@ from sandq.model.errors import (
 )
 from sandq.model.limits import FIXED
 from sandq.model.offsets import Lease as LeaseParts
+from sandq.model.pauses import GROUP, KEY, TENANT
 from sandq.model.times import Duration, duration_ms
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Deliver, TopicRecord, lost_ranges, results
-from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, AckThen, Extend, Lease, Nack, Unsubscribe
+from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, AckThen, Extend, Lease, LeasePause, Nack, Unsubscribe
 
 SETTLE_ITEMS: Final = 10_000
 """Maximum number of messages that one call settles."""
@@ -379,6 +380,35 @@ class Leases:
                 deadlines[LeaseParts(group_number, partition, token)] = result if type(result) is int else None
         return [deadlines[offset_model.parse_lease(one.lease_token)] for one in held]
 
+    @timed_change
+    async def pause_tenant(self, item: Item, *, for_: Duration, timeout: Duration | None = None) -> int:
+        """Pause the tenant of a message in its group, with the tenants below it, as `Message.pause_tenant` does. Raises
+        LeaseLost."""
+        return await self._pause(item, TENANT, for_)
+
+    @timed_change
+    async def pause_key(self, item: Item, *, for_: Duration, timeout: Duration | None = None) -> int:
+        """Pause the key of a message in its group, as `Message.pause_key` does. Raises LeaseLost."""
+        return await self._pause(item, KEY, for_)
+
+    @timed_change
+    async def pause_group(self, item: Item, *, for_: Duration, timeout: Duration | None = None) -> int:
+        """Pause the group in the partition of a message, as `Message.pause_group` does. Raises LeaseLost."""
+        return await self._pause(item, GROUP, for_)
+
+    async def _pause(self, item: Item, part: str, for_: Duration) -> int:
+        (one,) = held = _held([item])
+        if one.offset is None:
+            raise InvalidRequest("a pause needs the offset of a message, besides its lease_token")
+        lease = offset_model.parse_lease(one.lease_token)
+        row = [lease.token, offset_model.from_text(one.offset), part, duration_ms(for_)]
+        end_ms = None
+        if not await self._elsewhere([lease[:2]]):
+            (end_ms,) = await self._results(LeasePause(*lease[:2], [row]), 1, idempotent=True)
+        if type(end_ms) is not int:
+            raise LeaseLost("the message is no longer leased; it may be delivered again", lost=held)
+        return end_ms
+
     async def _settle(
         self,
         items: Sequence[Item],
@@ -408,11 +438,13 @@ class Leases:
         wrong = _not_in(await self._cluster.topic(self.topic), keys)
         return wrong and _not_in(await fresh_topic(self._cluster, self.topic), keys)
 
-    async def _results(self, request: Ack | AckThen | Nack | Extend, count: int, *, idempotent: bool) -> list[Any]:
+    async def _results(
+        self, request: Ack | AckThen | Nack | Extend | LeasePause, count: int, *, idempotent: bool
+    ) -> list[Any]:
         try:
             frame = await settle(self._cluster, self.topic, request, idempotent=idempotent)
         except LeaseLost:
-            return [[] if not isinstance(request, Extend) else None] * count
+            return [None if isinstance(request, Extend | LeasePause) else []] * count
         return results(frame, count)
 
 

@@ -14,6 +14,7 @@ from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import LogMessage
 from sandq.client.producer.validation import Headers
 from sandq.model.errors import InvalidRequest
+from sandq.model.pauses import GROUP, KEY, TENANT
 from sandq.model.times import Duration, duration_ms
 
 
@@ -123,6 +124,24 @@ class Message(HeldMessage):
         """Extend the lease of the message until `lease` from now. Other messages of the same lease are extended,
         too."""
         return self._piece.consumer.extend(self._piece.lease, extension_ms(lease))
+
+    async def pause_tenant(self, *, for_: Duration) -> int:
+        """Pause the tenant of the message in its group, with the tenants below it, for at most an hour. Only in fair
+        topics.
+
+        The group gets no messages of the tenant from this partition meanwhile; the message itself stays leased. Returns
+        the end of the pause in epoch ms: a pause that ends later stays as it is. Raises LeaseLost.
+        """
+        return await self._piece.consumer.pause(self._piece, self._position, TENANT, duration_ms(for_))
+
+    async def pause_key(self, *, for_: Duration) -> int:
+        """Pause the key of the message in its group, as `pause_tenant` does. Only in topics with `ordering: key` or
+        `max_in_flight_per_key`."""
+        return await self._piece.consumer.pause(self._piece, self._position, KEY, duration_ms(for_))
+
+    async def pause_group(self, *, for_: Duration) -> int:
+        """Pause the group in the partition of the message, as `pause_tenant` does."""
+        return await self._piece.consumer.pause(self._piece, self._position, GROUP, duration_ms(for_))
 
 
 class Settlement:

@@ -21,8 +21,11 @@ from sandq.client.consumer.partition_sender import PartitionSender
 from sandq.client.producer.validation import Headers
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.requests import settle
 from sandq.model.errors import SandqError
 from sandq.model.nack_ends import DEAD
+from sandq.protocol.replies import results
+from sandq.protocol.requests import LeasePause
 
 
 class PartitionConsumer:
@@ -108,6 +111,17 @@ class PartitionConsumer:
         lease.asked_until = anyio.current_time() + lease_ms / 1000
         self.sender.poke()
         return extension
+
+    async def pause(self, chunk: Chunk, position: int, part: str, for_ms: int) -> int:
+        """Pause a part of the group to which a message belongs. Return the end of the pause in epoch ms. Raise
+        LeaseLost."""
+        self.held.check_open()
+        item = [chunk.lease.token, chunk.offset(position), part, for_ms]
+        request = LeasePause(self.held.group_number, self.partition, [item])
+        (end_ms,) = results(await settle(self._cluster, self.topic, request, idempotent=True), 1)
+        if type(end_ms) is not int:
+            raise self.held.lost_error(chunk.lease)
+        return end_ms
 
     def report_begun(self, lease: Lease) -> Extension:
         """Extend a lease in order to report which of its messages were begun.

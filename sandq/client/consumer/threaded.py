@@ -15,7 +15,8 @@ from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.portal import Confirmation, Portal
 from sandq.client.producer.validation import Headers
-from sandq.model.times import Duration
+from sandq.model.pauses import GROUP, KEY, TENANT
+from sandq.model.times import Duration, duration_ms
 
 _OPEN: Final = 0
 
@@ -92,6 +93,28 @@ class Message(HeldMessage):
         Other messages of the same lease are extended, too.
         """
         return extension_of(self._portal, self._piece, lease)
+
+    def pause_tenant(self, *, for_: Duration) -> int:
+        """Pause the tenant of the message in its group, with the tenants below it, for at most an hour. Only in fair
+        topics.
+
+        The group gets no messages of the tenant from this partition meanwhile; the message itself stays leased. Returns
+        the end of the pause in epoch ms: a pause that ends later stays as it is. Raises LeaseLost.
+        """
+        return self._pause(TENANT, for_)
+
+    def pause_key(self, *, for_: Duration) -> int:
+        """Pause the key of the message in its group, as `pause_tenant` does. Only in topics with `ordering: key` or
+        `max_in_flight_per_key`."""
+        return self._pause(KEY, for_)
+
+    def pause_group(self, *, for_: Duration) -> int:
+        """Pause the group in the partition of the message, as `pause_tenant` does."""
+        return self._pause(GROUP, for_)
+
+    def _pause(self, part: str, for_: Duration) -> int:
+        chunk, position, for_ms = self._piece, self._position, duration_ms(for_)
+        return self._portal.call(lambda: chunk.consumer.pause(chunk, position, part, for_ms))
 
     def _ack(self) -> Settlement:
         chunk, position = self._piece, self._position

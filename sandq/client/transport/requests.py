@@ -35,7 +35,7 @@ from sandq.model.errors import (
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.request import PartitionRequest, Request, TopicRequest, unknown_request
-from sandq.protocol.requests import Ack, AckThen, Extend, Metadata, Nack
+from sandq.protocol.requests import Ack, AckThen, Extend, LeasePause, Metadata, Nack
 from sandq.protocol.requests_admin import TopicEnsure
 
 K = TypeVar("K")
@@ -97,7 +97,9 @@ async def call_replica(cluster: Cluster, request: PartitionRequest) -> Frame:
     return await _call(cluster, _Replica(cluster, request.topic, request.partition), request.frame, True)
 
 
-async def settle(cluster: Cluster, topic: str, request: Ack | AckThen | Nack | Extend, *, idempotent: bool) -> Frame:
+async def settle(
+    cluster: Cluster, topic: str, request: Ack | AckThen | Nack | Extend | LeasePause, *, idempotent: bool
+) -> Frame:
     """Send a request about leases to the leader of their partition. The request names the group only by its number."""
     return await _call(cluster, _Leader(cluster, topic, request.partition), request.frame, idempotent)
 

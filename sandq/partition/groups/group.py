@@ -360,10 +360,12 @@ class Group:
         keys = {offset: self.order.paused_key_of(offset) for offset in messages}
         return {offset: key for offset, key in keys.items() if key is not None}
 
-    def park(self, entry: Waiting, key: int) -> None:
-        """Pass over the waiting entry that `next_waiting` returned, until `unpark` is called for its key. All its
-        messages have paused keys."""
-        self._parked.setdefault(key, {})[heapq.heappop(self._queue)] = None
+    def park(self, keys: Iterable[int]) -> None:
+        """Pass over the waiting entry that `next_waiting` returned, until `unpark` is called for one of its keys. All
+        its messages have these paused keys."""
+        item = heapq.heappop(self._queue)
+        for key in keys:
+            self._parked.setdefault(key, {})[item] = None
 
     def unpark(self, key: int) -> None:
         """Make `next_waiting` return the entries that were passed over because of a key."""

@@ -55,6 +55,10 @@ class KeyOrder:
             return True
         return self._at_once[key] >= self.limit or key in self._free_by_key or key in self._blocked_by_key
 
+    def key_of(self, offset: bytes) -> int | None:
+        """Return the key of a busy message. None if it has no key."""
+        return self._busy.get(offset)
+
     def paused_key_of(self, offset: bytes) -> int | None:
         """Return the key of a busy message if it is paused. None if it is not paused, or if the message has no key."""
         key = self._busy.get(offset)

@@ -121,7 +121,7 @@ class LeaseGrants:
                 break
             if paused := group.paused_keys_in(entry):
                 if len(paused) == entry.ranges.messages:
-                    group.park(entry, next(iter(paused.values())))
+                    group.park(paused.values())
                 elif parted and parted + len(paused) > FIXED.grant_messages:
                     break
                 else:

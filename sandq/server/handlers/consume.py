@@ -1,4 +1,4 @@
-"""Handle requests of consumers: subscriptions, LEASE, and settling leases (ACK, NACK, EXTEND)."""
+"""Handle requests of consumers: subscriptions, LEASE, and settling leases (ACK, NACK, EXTEND, LEASE_PAUSE)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from typing import Any, Final, TypeVar
 from sandq.broker.replication.requests import Done
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.protocol.frames import Frame
-from sandq.protocol.requests import Ack, AckThen, Credit, Extend, Lease, Nack, NackItem, Subscribe, Unsubscribe
+from sandq.protocol.requests import (
+    Ack,
+    AckThen,
+    Credit,
+    Extend,
+    Lease,
+    LeasePause,
+    Nack,
+    NackItem,
+    Subscribe,
+    Unsubscribe,
+)
 from sandq.server.handlers.routes import Context, Route, handled, reply_to, submitted
 
 PART_WORK: Final = 512
 """Number of items, including their ranges, that are parsed and submitted in one part."""
-S = TypeVar("S", Ack, Nack, Extend)
+S = TypeVar("S", Ack, Nack, Extend, LeasePause)
 
 
 def _settled(kind: type[S]) -> Route:
@@ -52,7 +63,7 @@ def _settled(kind: type[S]) -> Route:
     return Route(kind, handle)
 
 
-def _settle(context: Context, request: Ack | Nack | Extend, done: Done) -> None:
+def _settle(context: Context, request: Ack | Nack | Extend | LeasePause, done: Done) -> None:
     """Settle leases. Raise QuotaExceeded if a nack stores headers beyond the storage limits of the topic's owner."""
     if isinstance(request, Nack) and context.info.usage is not None:
         changes = [NackItem(*item).changes or {} for item in request.items]
@@ -135,4 +146,5 @@ ROUTES = (
     submitted(AckThen, _ack_then),
     _settled(Nack),
     _settled(Extend),
+    _settled(LeasePause),
 )

@@ -15,7 +15,7 @@ from sandq.protocol.frames import Frame, Type, encode_reply
 from sandq.protocol.request import REQUESTS
 from sandq.server.handlers.routes import Context, Handler, reply_to
 
-SETTLING: Final = frozenset({Type.ACK, Type.NACK, Type.EXTEND, Type.ACK_THEN})
+SETTLING: Final = frozenset({Type.ACK, Type.NACK, Type.EXTEND, Type.ACK_THEN, Type.LEASE_PAUSE})
 UNKNOWN_ITEMS: Final = 512
 """Maximum number of items of a frame, if any of them names an unknown lease."""
 TopicOfLease = Callable[[Context, Frame], str | None]
@@ -63,7 +63,7 @@ async def _of_some_groups(context: Context, frame: Frame, handler: Handler, acce
 
 def _settle_the_others(context: Context, frame: Frame, request: Any, unknown: set[int]) -> None:
     """Settle the items whose leases are known. The reply has the result "lost" for the positions in `unknown`."""
-    lost: Any = None if frame[0] == Type.EXTEND else []
+    lost: Any = None if frame[0] in (Type.EXTEND, Type.LEASE_PAUSE) else []
     items = [item for at, item in enumerate(request.items) if at not in unknown]
 
     def done(results: Any) -> None:

@@ -234,7 +234,7 @@ RULES: Final[Mapping[int, Rule]] = {
     **{kind: _of_topic(kind, CONSUME, group="group") for kind in (_T.SUBSCRIBE, _T.LEASE)},
     **{
         kind: Rule("`consume` on the lease's topic, or on groups of it", _check_lease)
-        for kind in (_T.ACK, _T.NACK, _T.EXTEND)
+        for kind in (_T.ACK, _T.NACK, _T.EXTEND, _T.LEASE_PAUSE)
     },
     _T.ACK_THEN: Rule("as ACK, and `produce` on the topic of each message", _sending_ack),
     **{

@@ -521,6 +521,15 @@ class ExtendIn(AckIn):
     lease: Duration = Field(description="New duration of the lease, from now.")
 
 
+class LeasePauseIn(Body):
+    """A leased message, and the part of its group to pause."""
+
+    lease_token: str
+    offset: str
+    part: Literal["tenant", "key", "group"] = Field(description="Which messages of the group to pause: like this one.")
+    for_: Duration = Field(alias="for", description="Duration of the pause; at most an hour.")
+
+
 class ResumeIn(Body):
     """The part of a group to resume (one of three members). Without them, the group as a whole."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 _TOKEN: Final = "1.0.1114112"
+_OFFSET: Final = "01HN7K2B6R0000000001000000"
 _MESSAGE: Final = {"json": {"order": 17}, "key": "customer-7", "delay": "2h"}
 _SCHEDULE: Final = {"cron": "0 9 * * MON-FRI", "zone": "Europe/Berlin", "text": "stand-up"}
 
@@ -23,6 +24,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "nackMessages": {"lease_token": _TOKEN, "delay": "30s", "error": "503 from the bank"},
     "rejectMessages": {"lease_token": _TOKEN, "error": "410 gone"},
     "extendLeases": {"lease_token": _TOKEN, "lease": "1m"},
+    "pauseByLease": {"lease_token": _TOKEN, "offset": _OFFSET, "part": "tenant", "for": "10m"},
     "updateGroup": {"settings": {"max_attempts": 20}},
     "limitGroup": {"max_in_flight": 100, "rate": "50/s"},
     "setPush": {

@@ -336,6 +336,10 @@ class Groups(ResponseModel):
     groups: list[Group]
 
 
+class PausedByLease(ResponseModel):
+    paused_until: str = Field(description="End of the pause; later than requested if the part was paused for longer.")
+
+
 class Seeked(ResponseModel):
     cursors: dict[str, str] = Field(description="New position in each partition.")
 

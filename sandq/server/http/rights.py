@@ -65,6 +65,7 @@ _CLUSTER: Final = Needs((Right.CLUSTER,))
 _SECURITY: Final = Needs((Right.SECURITY,))
 _BACKUP: Final = Needs((Right.CLUSTER, Right.READ))
 _RESTORE: Final = Needs((Right.CLUSTER, _M, _P))
+_OF_LEASES: Final = ("lease", "ack", "nack", "dead", "extend", "pause-by-lease")
 NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     # Topics. The body of a POST names the new one.
     ("POST", "/topics"): AUTHENTICATED,
@@ -103,7 +104,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
         ("POST", f"{_GROUP}/{action}"): _group(_M)
         for action in ("pause", "resume", "seek", "dead/redrive", "dead/purge")
     },
-    **{("POST", f"{_GROUP}/{action}"): _group(_C) for action in ("lease", "ack", "nack", "dead", "extend")},
+    **{("POST", f"{_GROUP}/{action}"): _group(_C) for action in _OF_LEASES},
     ("PUT", f"{_GROUP}/limits"): _group(_M),
     ("GET", f"{_GROUP}/stream"): _group(_C),
     **{("GET", f"{_GROUP}/{action}"): _group(_R) for action in ("dead", "consumers")},

@@ -179,6 +179,21 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
     return {"lease_until": when(min(ends, default=None))}
 
 
+@router.post(
+    f"{GROUP}/pause-by-lease",
+    operation_id="pauseByLease",
+    response_model=responses.PausedByLease,
+    summary="Pause the tenant, the key or the group of a leased message",
+)
+async def pause_by_lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeasePauseIn) -> Found:
+    """In the partition of the message, for at most an hour. A pause that ends later stays as it is. 409 LEASE_LOST as
+    for ack."""
+    leases = gateway_of(request).client.leases(topic, group)
+    pauses = {"tenant": leases.pause_tenant, "key": leases.pause_key, "group": leases.pause_group}
+    end_ms = await pauses[body.part](Held(body.lease_token, body.offset), for_=body.for_)
+    return {"paused_until": when(end_ms)}
+
+
 def _settled(
     leases: Leases,
     held: list[tuple[str, str | None]],

@@ -37,6 +37,31 @@ def held(message: dict[str, Any]) -> dict[str, str]:
     return {"lease_token": message["lease_token"], "offset": message["offset"]}
 
 
+async def test_a_group_is_paused_as_a_whole_and_by_a_consumer(web: Web) -> None:
+    await topic(web, "a", "b")
+    (message,) = await lease(web)
+    group = "/topics/t/groups/g"
+    await web.post(f"{group}/pause", {"for": "10m"}, 204)
+    shown = await web.get(group)
+    assert shown["paused_until"] is not None and shown["reason"] == f"it is paused until {shown['paused_until']}"
+    await web.post(f"{group}/resume", None, 204)
+    assert (await web.get(group))["paused_until"] is None
+    by_lease = await web.post(f"{group}/pause-by-lease", {**held(message), "part": "group", "for": "5m"}, 200)
+    assert (await web.get(group))["paused_until"] == by_lease["paused_until"]
+    await web.post(f"{group}/ack", held(message), 200)
+    lost = await web.post(f"{group}/pause-by-lease", {**held(message), "part": "group", "for": "5m"}, 409)
+    assert lost["code"] == "LEASE_LOST"
+    for wrong, code in (({"until": "2020-01-01T00:00:00Z"}, "INVALID_TIME"), ({"key": "k"}, "INVALID")):
+        refused = await web.post(f"{group}/pause", wrong, 400)
+        assert refused["code"] == code
+    await web.post("/topics", {"name": "f", "kind": "fair"})
+    await web.post("/topics/f", {"text": "x", "tenant": "acme.eu"})
+    await web.post("/topics/f/groups/g/lease", {"max": 1})
+    await web.post("/topics/f/groups/g/pause", {"tenant": "acme", "for": "1h"}, 204)
+    assert (await web.get("/topics/f/groups/g"))["partitions"][0]["paused_tenants"] == 1
+    await web.post("/topics/f/groups/g/resume", {"tenant": "acme"}, 204)
+
+
 async def test_doq_walkthrough(web: Web) -> None:
     """Enqueue, dequeue with ack, dequeue, nack, extend, ack."""
     await topic(web, "a", "b", backoff={"kind": "none"})

@@ -18,6 +18,7 @@ FIXED_NAMES = {
     "nackMessages": "LEASE_LOST",
     "rejectMessages": "LEASE_LOST",
     "extendLeases": "LEASE_LOST",
+    "pauseByLease": "LEASE_LOST",
     "transferPartition": "INVALID",
     "rebuildReplica": "INVALID",
     "finalizeCluster": "CONFLICT",

@@ -16,6 +16,7 @@ import msgpack
 
 from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError
+from sandq.model.pauses import PARTS
 from sandq.model.settings import parse_settings
 from sandq.partition.restore.restoring import encode_chunk
 from sandq.protocol.frames import Type
@@ -66,6 +67,9 @@ class Requests:
             Type.ACK: lambda: self._settle(lambda token: [token, self._what()]),
             Type.NACK: lambda: self._settle(self._nack),
             Type.EXTEND: lambda: self._settle(lambda token: [token, self._number()]),
+            Type.LEASE_PAUSE: lambda: self._settle(
+                lambda token: [token, self._id(), self._rng.choice(PARTS), self._number()]
+            ),
             Type.ACK_THEN: self._ack_then,
             Type.MOVE: self._move,
             Type.CANCEL: lambda: [*self._place(), self._several(self._target)],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandq.broker.leader.schedule_firing import replan
+from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.features import KNOWN
 from sandq.model.group_limits import parse_limit, with_limit
@@ -129,6 +130,7 @@ def _messages(b: Bench) -> None:
     b.apply(117, c.PausePart("g", ordering_hash(b"k"), T + 40_000))
     b.apply(117, c.PausePart("g", ordering_hash(b"k"), None))
     b.apply(117, c.PausePart("g", ordering_hash(b"ada"), FOREVER))
+    b.apply(117, c.PauseByLease([(offsets.token(1, 0), ids[0], "group", T + 118)]))
     b.apply(118, c.Hold("reader", bytes(16), 60_000))
     b.apply(119, c.TakeDigest(5), c.Touch(["g", "nothing"]))
     b.apply(120, c.Configure(b.machine.settings | {"retention_ms": 1_000}))

@@ -459,6 +459,14 @@ def test_entry_that_sets_a_clock_back() -> None:
     assert tuple(c.Entry.decode(example("entry-clock-reset")).commands) == (c.ClockReset(T),)
 
 
+def test_entry_of_pauses() -> None:
+    until_ms = T + 600_000
+    parts = c.PausePart("g", "acme", until_ms), c.PausePart("g", ordering_hash(b"k"), None)
+    commands = (*parts, c.PauseByLease([[65536, OFFSET, "key", until_ms]]))
+    assert c.Entry(T, commands).encode() == example("entry-pauses")
+    assert tuple(c.Entry.decode(example("entry-pauses")).commands) == commands
+
+
 def test_entry_of_holds() -> None:
     commands = (c.Hold("spark", OFFSET, 3_600_000), c.Hold("old", None))
     assert c.Entry(T, commands).encode() == example("entry-holds")
@@ -524,7 +532,7 @@ def test_page_lists_every_row_tag_and_command() -> None:
     """The page lists each tag and number of the code."""
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION, STATE_OF_BACKUP}
-    assert len(tags) == 42
+    assert len(tags) == 43
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in PAGE
     for number in c.CommandType:

@@ -18,6 +18,7 @@ from sandq.partition.groups.group import PAUSED, Group
 from sandq.partition.groups.part_pauses import FOREVER
 from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -342,3 +343,62 @@ def test_rows_of_pauses_go_with_their_group(fair: RankedBench) -> None:
     fair.apply(2, c.Upkeep())
     assert fair.rows(rows.PAUSE) == []
     fair.apply(2000, c.Upkeep())
+
+
+# -- by a consumer -----------------------------------------------------------------------------------------------------
+
+
+def by_lease(bench: Bench, lease: Lease, part: str, until: int, at: int = 0) -> object:
+    """Pause a part for the first message of a lease. Return the end in ms after T, or another result."""
+    (result,) = bench.apply(at, c.PauseByLease([(lease.token, lease.ranges[0].base, part, T + until)]))
+    return result[0] - T if isinstance(result, list) and result[0] is not None else result
+
+
+def test_a_consumer_pauses_the_tenant_of_its_message(fair: RankedBench) -> None:
+    fair.add("a", "b", "c", tenant=["acme", "acme.eu", "beta"])
+    leases = {fair.values([lease])[0]: lease for lease in (fair.one(limit=1), fair.one(limit=1))}
+    first = leases.get("a") or leases["b"]
+    tenant = "acme" if "a" in leases else "acme.eu"
+    assert by_lease(fair, first, "tenant", 1000) == 1000
+    assert by_lease(fair, first, "tenant", 500) == 1000, "it is never shortened"
+    assert by_lease(fair, first, "tenant", 2000) == 2000
+    assert fair.machine.groups.named("g").pauses.ends == {tenant: T + 2000}
+    assert isinstance(by_lease(fair, first, "key", 2000), InvalidRequest)
+    assert fair.ack(first.token) is None
+
+
+def test_a_consumer_pauses_the_key_of_its_message(ordered: Bench) -> None:
+    send(ordered, "1k", "2k")
+    lease = ordered.one()
+    assert by_lease(ordered, lease, "key", 1000) == 1000
+    ordered.ack(lease.token)
+    assert ordered.lease(at=999) == []
+    assert ordered.values(ordered.lease(at=1000)) == ["2"]
+    assert isinstance(by_lease(ordered, ordered.held()[0], "tenant", 2000, at=1000), InvalidRequest)
+
+
+def test_a_consumer_pauses_its_group(bench: Bench) -> None:
+    bench.open()
+    bench.append("a", "b")
+    lease = bench.one(limit=1)
+    assert by_lease(bench, lease, "group", 1000) == 1000
+    assert by_lease(bench, lease, "group", 10) == 1000
+    assert bench.lease(at=999) == []
+    pause(bench, at=999)
+    assert by_lease(bench, lease, "group", 5000, at=999) == FOREVER - T, "an operator's pause stays"
+    pause(bench, False, at=1000)
+    assert bench.values(bench.lease(at=1000)) == ["b"]
+    assert isinstance(by_lease(bench, lease, "key", 2000, at=1000), InvalidRequest)
+
+
+def test_a_lost_lease_pauses_nothing(bench: Bench) -> None:
+    bench.open()
+    bench.append("a", "b")
+    lease = bench.one()
+    other = [(lease.token, bytes(16), "group", T + 5), (99, lease.ranges[0].base, "group", T + 5)]
+    assert bench.apply(0, c.PauseByLease(other)) == [[None, None]]
+    bench.ack(lease.token, [[lease.ranges[0].base, 1]])
+    assert by_lease(bench, lease, "group", 1000) == [None], "this message was acked"
+    bench.expire(at=40_000)
+    assert by_lease(bench, lease, "group", 50_000, at=40_000) == [None]
+    assert not bench.machine.groups.named("g").paused

@@ -28,6 +28,7 @@ READER = {
 }
 WRITER = {
     *(Type.PRODUCE, Type.SUBSCRIBE, Type.LEASE, Type.ACK, Type.NACK, Type.EXTEND, Type.ACK_THEN, Type.TOPIC_ENSURE),
+    Type.LEASE_PAUSE,
     Type.HOLD,
 }
 MANAGER = {

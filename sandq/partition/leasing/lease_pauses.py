@@ -1,0 +1,67 @@
+"""Pauses by consumers: the holder of a live lease pauses the tenant, the key or the group of one of its messages."""
+
+from __future__ import annotations
+
+from sandq.model.errors import InvalidRequest
+from sandq.model.pauses import GROUP, KEY
+from sandq.partition.base import rows
+from sandq.partition.base.step import Step
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.part_pauses import FOREVER, Part
+from sandq.partition.ready import queue_keys
+from sandq.partition.records.leases import Lease
+from sandq.partition.shared_state import SharedState
+
+
+class LeasePauses:
+    def __init__(self, shared: SharedState, group_state: GroupState) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+
+    def pause(self, step: Step, token: int, offset: bytes, part: str, until_ms: int) -> int | None:
+        """Pause a part of a group to which a leased message belongs, unless it is paused for longer already. Return the
+        end of the pause in ms. None if the lease has ended, or does not hold the message.
+
+        Raise InvalidRequest if the message has no such part, or if too many parts are paused."""
+        lease = self._leases.by_token.get(token)
+        if lease is None or lease.ended or lease.revoked:
+            return None
+        if not lease.mask_of([[offset, 1]])[0] & lease.live:
+            return None
+        group = self._groups.by_id[lease.group_id]
+        if part == GROUP:
+            return self._pause_group(step, group, until_ms)
+        named = self._part(step, group, lease, offset, part)
+        end_ms = group.pauses.ends.get(named, 0)
+        if until_ms > end_ms:
+            self._groups.pause_part(step, group, named, until_ms)
+        return max(until_ms, end_ms)
+
+    def _pause_group(self, step: Step, group: Group, until_ms: int) -> int:
+        """Pause a group, unless it is paused for longer. Return the end of the pause in ms."""
+        if group.paused and group.paused_until_ms is None:
+            return FOREVER
+        until_ms = max(until_ms, group.paused_until_ms or 0)
+        if until_ms > step.now_ms and until_ms != group.paused_until_ms:
+            group.pause(True, until_ms)
+            self._groups.store(step, group)
+        return until_ms
+
+    def _part(self, step: Step, group: Group, lease: Lease, offset: bytes, part: str) -> Part:
+        """Return the key or the tenant of a leased message. Raise InvalidRequest if it has none."""
+        if part == KEY:
+            key = group.order.key_of(offset)
+            if key is None:
+                raise InvalidRequest("the message has no key that the topic limits: pause the group")
+            return key
+        if self._shared.rank != queue_keys.FAIR:
+            raise InvalidRequest("only messages of a fair topic have tenants: pause the group")
+        if lease.kept:
+            row = step.view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+            assert row is not None, "a message that a group keeps has a row"
+            return queue_keys.tenant_of(queue_keys.of_fields(self._shared.rank, rows.load_kept(row).fields))
+        queue = queue_keys.of_message(self._shared.rank, step.view, offset)
+        assert queue is not None, "a leased message has a row"
+        return queue_keys.tenant_of(queue)
