@@ -54,6 +54,11 @@ def push() -> None:
     "--concurrency", metavar="N", type=int, help="Requests in flight at a time from each node.  [default: 10]"
 )
 @click.option("--request-timeout", type=DURATION, help="Time limit for the receiver's response.  [default: 30s]")
+@click.option(
+    "--on-429",
+    type=click.Choice(["snooze", "pause_tenant", "pause_group"]),
+    help="After 429 with Retry-After: snooze the message only, or also pause others.  [default: snooze]",
+)
 @common_options
 def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_secrets: bool, **options: Any) -> None:
     """Push the messages of a group of TOPIC to a URL, or change the settings. Settings that you do not give stay as

@@ -1,6 +1,7 @@
 """The push of a group: a URL to which each due message of the group is POSTed.
 
-The metadata stores it as a map: `url`, `secrets` (which sign, newest first), `concurrency`, `timeout_ms`. PERSISTED.
+The metadata stores it as a map: `url`, `secrets` (which sign, newest first), `concurrency`, `timeout_ms`, and `on_429`
+unless it is `snooze`. PERSISTED.
 Secrets are never shown again: `shown` returns the parts that may be shown.
 """
 
@@ -25,7 +26,12 @@ TIMEOUT_LEAST_MS: Final = 1000
 TIMEOUT_MOST_MS: Final = 600_000
 SECRETS_MOST: Final = 4
 _UNKNOWN_SHOWN: Final = 5
-SETTINGS: Final = ("url", "secrets", "keep_secrets", "concurrency", "request_timeout")
+SNOOZE: Final = "snooze"
+PAUSE_TENANT: Final = "pause_tenant"
+PAUSE_GROUP: Final = "pause_group"
+ON_429: Final = (SNOOZE, PAUSE_TENANT, PAUSE_GROUP)
+"""Reactions to a response 429 with `Retry-After`. Each of them snoozes the message."""
+SETTINGS: Final = ("url", "secrets", "keep_secrets", "concurrency", "request_timeout", "on_429")
 
 
 def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any]:
@@ -43,12 +49,14 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
         "secrets": list(before.get("secrets", ())),
         "concurrency": before.get("concurrency", CONCURRENCY),
         "timeout_ms": before.get("timeout_ms", TIMEOUT_MS),
+        "on_429": before.get("on_429", SNOOZE),
     }
     for name, parse in (
         ("url", _url),
         ("concurrency", _concurrency),
         ("request_timeout", _timeout_ms),
         ("secrets", _secrets),
+        ("on_429", _on_429),
     ):
         if given.get(name) is not None:
             try:
@@ -72,6 +80,8 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
         mistakes.append("secrets: one is needed, which signs (sandctl group push set --new-secret makes one)")
     if mistakes:
         raise InvalidSetting("; ".join(mistakes), mistakes=mistakes)
+    if push["on_429"] == SNOOZE:
+        del push["on_429"]
     return push
 
 
@@ -88,6 +98,7 @@ def shown(push: Push) -> dict[str, Any]:
         "secrets": [secret_hint(secret) for secret in push["secrets"]],
         "concurrency": push["concurrency"],
         "request_timeout": format_duration(push["timeout_ms"]),
+        **({"on_429": push["on_429"]} if "on_429" in push else {}),
     }
 
 
@@ -102,6 +113,13 @@ def _concurrency(value: object) -> int:
     if type(value) is not int or not 1 <= value <= CONCURRENCY_MOST:
         raise InvalidRequest(f"a whole number from 1 to {CONCURRENCY_MOST} is expected, not {value!r:.40}")
     return value
+
+
+def _on_429(value: object) -> str:
+    """Return a reaction to 429, checked."""
+    if value not in ON_429:
+        raise InvalidRequest(f"one of {', '.join(ON_429)} is expected, not {value!r:.40}")
+    return str(value)
 
 
 def _timeout_ms(value: object) -> int:

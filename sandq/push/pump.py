@@ -20,7 +20,8 @@ import trio
 
 from sandq.client import Client, Message
 from sandq.model.errors import SandqError
-from sandq.model.push import Push
+from sandq.model.limits import FIXED
+from sandq.model.push import PAUSE_TENANT, Push
 from sandq.model.push_targets import Target, TargetRefused, shown_url
 from sandq.push.circuit import Circuit, State
 from sandq.push.http_client import HttpClient, PushFailed
@@ -206,7 +207,20 @@ class Pump:
             finally:
                 self._counts.in_flight -= 1
         self._observe(trio.current_time() - began_s)
+        if outcome.end is End.SNOOZED and outcome.delay_s:
+            await self._pause_others(message, outcome.delay_s)
         self._settle(message, outcome)
+
+    async def _pause_others(self, message: Message, for_s: int) -> None:
+        """Pause the tenant or the group of a message, as `on_429` says, before the message is snoozed."""
+        part = self.push.get("on_429")
+        if part is None or not message.is_held:
+            return
+        pause = message.pause_tenant if part == PAUSE_TENANT else message.pause_group
+        try:
+            await pause(for_=f"{min(for_s * 1000, FIXED.consumer_pause_most_ms)}ms")
+        except SandqError as error:  # the message waits nevertheless, and the next 429 pauses again
+            self._note(f"{part}: {error.message}")
 
     async def _ask(self, message: Message) -> Outcome:
         # The receiver compares the timestamp with its own wall clock, so this uses the wall clock, too.

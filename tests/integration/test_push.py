@@ -208,6 +208,40 @@ async def test_retry_after_is_kept_and_429_costs_no_attempt(
     assert receiver.got[3].body == b"another" and receiver.got[3].headers["sandq-attempt"] == "2"
 
 
+async def test_429_pauses_the_tenant_or_the_group(client: sandq.Client, receiver: Receiver, hand: HandClock) -> None:
+    receiver.answers = [(429, {"retry-after": "600"}, b"")]
+    with pytest.raises(InvalidSetting, match="only a fair topic has tenants to pause"):
+        await push(client, receiver, on_429="pause_tenant")
+    await push(client, receiver, on_429="pause_group")
+    assert (await the_push(client))["on_429"] == "pause_group"
+    await client.produce("t", b"m")
+    shown = await until_answer(lambda: _group(client), lambda row: row and row.get("paused_until_ms"))
+    assert shown["reason"].startswith("it is paused until ")
+    await client.produce("t", b"another")
+    await until_settled(client, waiting=1, ready=1)
+    hand.forward(601)
+    await receiver.until(3)
+    assert {got.body for got in receiver.got[1:]} == {b"m", b"another"}
+    await client.admin.set_push("t", "g", on_429="snooze")
+    assert "on_429" not in await the_push(client)
+
+
+async def test_429_pauses_a_tenant_of_a_fair_topic(client: sandq.Client, receiver: Receiver, hand: HandClock) -> None:
+    receiver.answers = [(429, {"retry-after": "7200"}, b"")]
+    await client.admin.delete_topic("t")
+    await client.admin.create_topic("t", kind="fair")
+    await push(client, receiver, on_429="pause_tenant", concurrency=1)
+    await client.produce("t", b"m", tenant="acme")
+    await until_answer(lambda: _group(client), lambda row: row and row.get("paused_tenants"))
+    await client.produce("t", b"more", tenant="acme")
+    await client.produce("t", b"other", tenant="beta")
+    await receiver.until(2)
+    assert [got.body for got in receiver.got] == [b"m", b"other"]
+    hand.forward(3601)  # a pause by a consumer lasts an hour at most
+    await receiver.until(3)
+    assert receiver.got[2].body == b"more"
+
+
 async def test_concurrent_push_requests_are_limited(client: sandq.Client, receiver: Receiver) -> None:
     receiver.hold = trio.Event()
     await push(client, receiver, concurrency=3)

@@ -26,9 +26,9 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
-from sandq.model.names import AUTO_CREATED, COMPACTED, RESTORING, check_name
+from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, RESTORING, check_name
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
-from sandq.model.push import changed_push, shown
+from sandq.model.push import PAUSE_TENANT, changed_push, shown
 from sandq.model.push_targets import PushRules, Target, TargetRefused, shown_url
 from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.partition import commands as c
@@ -248,7 +248,7 @@ class TopicAdministration:
         async def change() -> dict[str, Any] | None:
             """If the push of the group changes, commit the new push, or the end of the push. Return the new settings
             without secrets."""
-            self._catalog.topic(name)
+            kind = self._catalog.topic(name).record.kind
             old = self._changes.view.pushes.get((name, group))
             if request.push is None:
                 if old is not None:
@@ -256,6 +256,9 @@ class TopicAdministration:
                     log.info("group is not pushed any more", topic=name, group=group)
                 return None
             push = changed_push(old, request.push)
+            if push.get("on_429") == PAUSE_TENANT and kind != FAIR:
+                problem = f"on_429: topic {name!r} is a {kind} topic, and only a fair topic has tenants to pause"
+                raise InvalidSetting(problem, mistakes=[problem])
             if request.push.get("url") is not None:
                 try:
                     self._push_rules.check(Target.parse(push["url"]))

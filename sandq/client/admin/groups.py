@@ -189,6 +189,7 @@ class GroupAdmin:
         keep_secrets: bool = False,
         concurrency: int | None = None,
         request_timeout: Duration | None = None,
+        on_429: str | None = None,
         timeout: Duration | None = None,
     ) -> dict[str, Any]:
         """Send the messages of a group to a URL by POST, each at its time, or change this setting. Return the resulting
@@ -198,11 +199,13 @@ class GroupAdmin:
         each of which signs the requests (`sandq.new_push_secret()` creates one). With `keep_secrets`, the former
         secrets sign as well, while a receiver changes to the new ones. `concurrency`: maximum number of concurrent
         requests per node that leads partitions (default 10). `request_timeout`: timeout of a request to the URL,
-        including the response (default 30 s). The group need not exist yet.
+        including the response (default 30 s). `on_429`: after a response 429 with `Retry-After`, only snooze the
+        message ("snooze", the default), or also pause its tenant ("pause_tenant") or the group ("pause_group") for this
+        time. The group need not exist yet.
 
         Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does not allow.
         """
-        given: dict[str, Any] = {"url": url, "concurrency": concurrency}
+        given: dict[str, Any] = {"url": url, "concurrency": concurrency, "on_429": on_429}
         if secrets is not None:
             given["secrets"] = [secrets] if isinstance(secrets, str) else list(secrets)
         if keep_secrets:

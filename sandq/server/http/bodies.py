@@ -236,6 +236,9 @@ class PushIn(Body):
     keep_secrets: bool = Field(default=False, description="Keep the previous secrets, too.")
     concurrency: int | None = Field(default=None, description="Requests of each node at a time; 10 by default.")
     request_timeout: Duration | None = Field(default=None, description="Time for one request; 30 s by default.")
+    on_429: Literal["snooze", "pause_tenant", "pause_group"] | None = Field(
+        default=None, description="Reaction to a response 429 with `Retry-After`; `snooze` by default."
+    )
 
 
 class GroupUpdate(Body):

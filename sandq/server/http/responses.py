@@ -256,6 +256,7 @@ class PushSettings(ResponseModel):
     secrets: list[str] = Field(description="Hints; the secrets are not shown.")
     concurrency: int
     request_timeout: str
+    on_429: str = Field(default="snooze", description="Reaction to a response 429 with `Retry-After`.")
 
 
 class PushNode(ResponseModel):

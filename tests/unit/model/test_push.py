@@ -28,6 +28,9 @@ def test_unnamed_settings_stay() -> None:
     assert changed_push(push, {}) == push
     assert changed_push(push, {"concurrency": 4}) == {**push, "concurrency": 4}
     assert changed_push(push, {"request_timeout": "1m"}) == {**push, "timeout_ms": 60_000}
+    pausing = changed_push(push, {"on_429": "pause_group"})
+    assert pausing == {**push, "on_429": "pause_group"} and changed_push(pausing, {}) == pausing
+    assert changed_push(pausing, {"on_429": "snooze"}) == push
 
 
 def test_url_changes_only_with_secrets_of_its_own() -> None:
@@ -62,6 +65,8 @@ def test_secrets_are_exchanged_or_sign_together() -> None:
         ({"concurrency": 101}, "concurrency"),
         ({"concurrency": True}, "concurrency"),
         ({"concurrency": "3"}, "concurrency"),
+        ({"on_429": "pause"}, "on_429"),
+        ({"on_429": 429}, "on_429"),
         ({"request_timeout": "0s"}, "request_timeout"),
         ({"request_timeout": "11m"}, "request_timeout"),
         ({"request_timeout": 5}, "request_timeout"),
