@@ -398,3 +398,16 @@ def test_a_restart_changes_no_answer(state: str, event: tuple[str, Callable[[Sce
     assert event[1](before) == event[1](after)
     assert before.bench.status() == after.bench.status()
     assert before.bench.everything() == after.bench.everything()
+
+
+class TestPause:
+    @pytest.mark.parametrize("state", STATES)
+    def test_pause_changes_no_state_and_ends_by_itself(self, state: str) -> None:
+        """The scenes of keys and tenants are in `leasing/test_pausing.py`."""
+        paused, other = scene(state), scene(state)
+        paused.bench.apply(2, c.PauseGroup("g", True, T + 2000))
+        assert paused.state == state
+        assert paused.bench.lease(at=1999) == []
+        expected = other.bench.values(other.bench.lease(at=2000))
+        assert paused.bench.values(paused.bench.lease(at=2000)) == expected
+        assert bool(expected) == (state in ("delayed", "ready", "waiting"))
