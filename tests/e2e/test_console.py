@@ -226,6 +226,9 @@ def test_groups_are_held_up_limited_and_deleted(console: Console) -> None:
     browser.reads("billing of held is paused", ".findings")
     console.go(f"#/topics/{name}/groups/billing")
     console.act("Resume…", "Resume")
+    console.act("Pause…", "Pause", **{"for": "2h"})
+    browser.reads("it is paused until 20")
+    console.act("Resume…", "Resume")
     said = console.act("Limits…", "Set them", max_in_flight="5", rate="10/s", burst="2")
     assert "max_in_flight" in said and "none" in said
     browser.reads("of 5")
@@ -240,6 +243,16 @@ def test_groups_are_held_up_limited_and_deleted(console: Console) -> None:
     browser.reads("0", ".tile dd")
     console.act("Delete…", "Delete", typed="billing")
     assert api.status("GET", f"/topics/{name}/groups/billing") == 404
+
+
+def test_paused_tenants_of_a_group_are_counted(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "of-tenants", kind="fair")
+    api("POST", f"/topics/{name}", {"text": "a", "tenant": "acme"})
+    api.lease(name, "senders")
+    api("POST", f"/topics/{name}/groups/senders/pause", {"tenant": "acme", "for": "1h"})
+    console.go(f"#/topics/{name}/groups/senders")
+    browser.reads("Paused: 1 tenant", ".note")
 
 
 def test_dialog_after_change_shows_no_old_count(console: Console) -> None:

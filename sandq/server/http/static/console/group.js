@@ -73,6 +73,7 @@ function standing(context, topic, group, found, again) {
       button("Delete…", () => deleteGroup(topic, group), { ...manages, kind: "danger" }),
       h("button", { type: "button", onclick: again }, "Refresh")),
     found.reason && h("div", { class: "note" }, h("strong", {}, "The group receives nothing: "), found.reason),
+    pausedParts(found.partitions),
     h("dl", { class: "tiles" }, tiles),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "No limits.")),
@@ -82,6 +83,13 @@ function standing(context, topic, group, found, again) {
     h("section", { class: "card" }, h("h2", {}, "Partitions"), parts.element),
     commandLine(sandctl("group show", [topic, group])),
   ];
+}
+
+// Return a note about paused tenants and keys. A pause is usually in all partitions, so the largest numbers count.
+function pausedParts(partitions) {
+  const most = (name) => Math.max(0, ...partitions.map((row) => row[name] ?? 0));
+  const parts = [["paused_tenants", "tenant"], ["paused_keys", "key"]].filter(([name]) => most(name)).map(([name, word]) => plural(most(name), word));
+  return parts.length > 0 && h("div", { class: "note" }, h("strong", {}, "Paused: "), parts.join(", "));
 }
 
 function consumersView(found) {
