@@ -1,6 +1,7 @@
 """List, for each field of each command, the check before the log that guarantees what `apply` assumes: docs/checks.md.
 
     python -m tests.support.command_checks > docs/checks.md
+    python -m tests.support.command_checks metadata > docs/checks/metadata.md
 
 A unit test compares the page with this module, and this module with the commands and the requests: a command or a field
 without a line fails it.
@@ -9,6 +10,7 @@ without a line fails it.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -179,18 +181,18 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         ),
     },
     c.PausePart: {
-        "group": of(_T.GROUP_PAUSE, "group", _GROUP),
+        "group": of(_T.GROUP_PAUSE, "group", "as PauseGroup"),
         "part": of(
             _T.GROUP_PAUSE,
             "tenant",
-            "the name of a tenant in a fair topic, or the hash of a key in a topic that limits keys",
+            "tenant of a fair topic, or hash of a key in a topic that limits keys",
             _MESSAGES,
             (_T.GROUP_PAUSE, "key"),
         ),
         "until_ms": of(
             _T.GROUP_PAUSE,
             "until_ms",
-            "nil, the last instant, or at most 366 days ahead",
+            "as PauseGroup, or U48_MAX",
             _MESSAGES,
             (_T.GROUP_PAUSE, "for_ms"),
         ),
@@ -199,7 +201,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "items": of(
             _T.LEASE_PAUSE,
             "items",
-            "1..100 of [token 0 or greater, offset of 16 bytes, `tenant`, `key` or `group`, at most 1 h ahead]",
+            "1..100 of [token, offset, part of `PARTS`, at most 1 h ahead]",
             _LEASES,
         )
     },
@@ -379,14 +381,24 @@ commands and with the classes of the requests.
 *Request* names the request fields from which the field is taken. The class of the request declares their types and
 ranges ([protocol](protocol.md)). *Further checks* lists the other checks, and *where* names their module below
 `sandq/`. An empty *where* means the class of the request. A field without a request is set by the node.
+
+This page has the commands of a partition. [Another page](checks/metadata.md) has the commands of the metadata group.
+"""
+_METADATA_HEAD: Final = """# Checks of the metadata group
+
+The columns are those of [the commands of a partition](../checks.md). This page is generated: `python -m
+tests.support.command_checks metadata > docs/checks/metadata.md`.
 """
 
 
 def page() -> str:
     """Return docs/checks.md."""
-    lines = [_HEAD, "## Commands of a partition\n", *_table(PARTITION), "", "## Commands of the metadata group\n"]
-    lines += _table(METADATA)
-    return "\n".join(lines)
+    return "\n".join([_HEAD, *_table(PARTITION), ""])
+
+
+def metadata_page() -> str:
+    """Return docs/checks/metadata.md."""
+    return "\n".join([_METADATA_HEAD, *_table(METADATA), ""])
 
 
 def fields_of(command: type[Any]) -> list[str]:
@@ -426,4 +438,4 @@ def _declared(field: Field) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(metadata_page() if sys.argv[1:] == ["metadata"] else page(), end="")

@@ -1,4 +1,5 @@
-"""Tests that docs/checks.md names, for each field of each command, the check before the log."""
+"""Tests that docs/checks.md and docs/checks/metadata.md name, for each field of each command, the check before the
+log."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.partition import commands as c
 from sandq.protocol.frames import Type
 from sandq.protocol.request import REQUESTS
-from tests.support.command_checks import METADATA, PARTITION, declared, fields_of, page
+from tests.support.command_checks import METADATA, PARTITION, declared, fields_of, metadata_page, page
 from tests.support.paths import ROOT
 from tests.support.protocol_document import EXAMPLES, decode
 
@@ -37,6 +38,9 @@ def test_listed_paths_are_modules() -> None:
 def test_page_equals_the_generated_one() -> None:
     assert (ROOT / "docs" / "checks.md").read_text() == page(), (
         "run: python -m tests.support.command_checks > docs/checks.md"
+    )
+    assert (ROOT / "docs" / "checks" / "metadata.md").read_text() == metadata_page(), (
+        "run: python -m tests.support.command_checks metadata > docs/checks/metadata.md"
     )
 
 

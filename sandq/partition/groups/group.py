@@ -117,7 +117,7 @@ class Group:
         """Return the row of the group. Trailing fields that are False or 0 are omitted."""
         dead = sorted((reason, count) for reason, count in self.dead.items() if count)
         later: list[bool | int] = [self.paused, self.is_expired, self.dropped, self.removed, self.removed_ms]
-        later.append(self.paused_until_ms or 0)
+        later.append((self.paused and self.paused_until_ms) or 0)
         while later and not later[-1]:
             del later[-1]
         return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *later)
