@@ -61,6 +61,9 @@ class Group:
         """Waiting entries by seq. `_queue` orders them by time."""
         self._queue: list[tuple[int, int]] = []
         """Heap of (due_ms, seq). Entries that are no longer in `waiting` are skipped at the top."""
+        self._farthest: list[tuple[int, int]] = []
+        """Heap of (-due_ms, -seq) of all waiting entries. Entries that are no longer in `waiting` are skipped at the
+        top."""
         self.popped_ms = 0
         """Due time of the last entry that `pop_due` has returned, in ms."""
         self._expiries: list[tuple[int, int]] = []
@@ -238,6 +241,11 @@ class Group:
             heapq.heapify(self._queue)
         else:
             heapq.heappush(self._queue, (entry.due_ms, entry.seq))
+        if is_overgrown(len(self._farthest), len(self.waiting)):
+            self._farthest = [(-one.due_ms, -one.seq) for one in self.waiting.values()]
+            heapq.heapify(self._farthest)
+        else:
+            heapq.heappush(self._farthest, (-entry.due_ms, -entry.seq))
         self.watch_expiry(entry)
         self.note_change()
 
@@ -331,11 +339,15 @@ class Group:
         """Number of messages that may be spilled in addition."""
         return FIXED.spilled_messages - self.spilled.messages
 
-    def farthest_waiting(self, now_ms: int) -> list[Waiting]:
-        """Return the waiting entries that are due after `now_ms`, the latest first."""
+    def farthest_waiting(self, now_ms: int) -> Waiting | None:
+        """Return the waiting entry that is due last, if it is due after `now_ms`. None if there is none."""
         # Not from `_queue`: a replica that restarted since then has not popped the same entries from it.
-        found = [entry for entry in self.waiting.values() if entry.due_ms > now_ms]
-        return sorted(found, key=lambda entry: (entry.due_ms, entry.seq), reverse=True)
+        while self._farthest:
+            entry = self.waiting.get(-self._farthest[0][1])
+            if entry is not None:
+                return entry if entry.due_ms > now_ms else None
+            heapq.heappop(self._farthest)
+        return None
 
     def forget_popped(self) -> None:
         """Make `pop_due` return all entries once more."""

@@ -67,10 +67,9 @@ class Spilling:
     def _spill_from(self, step: Step, group: Group) -> None:
         """Spill the messages of a group that are due last. Messages that are due now stay in memory."""
         messages = size = 0
-        for entry in group.farthest_waiting(step.now_ms):
+        while group.waiting_ranges > group.spill_to and (entry := group.farthest_waiting(step.now_ms)) is not None:
             most = min(SPILLED - messages, group.spilled_capacity)
-            is_enough = group.waiting_ranges <= group.spill_to or size >= SPILLED_BYTES
-            if is_enough or most <= 0 or self._shared.is_budget_spent:
+            if most <= 0 or size >= SPILLED_BYTES or self._shared.is_budget_spent:
                 break
             done, done_size = self._spill_part(step, group, entry, most, SPILLED_BYTES - size)
             messages += done
