@@ -20,6 +20,7 @@ from sandq.partition.records.leases import Lease
 from tests.support.examples import seeds
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.ranked_bench import RankedBench
+from tests.support.partition.spilling import spilling_by
 
 KEYS = (b"a", b"b", b"c", None)
 TENANTS = (b"acme", b"acme.eu", b"acme.eu.x", b"acmes", b"beta")
@@ -181,6 +182,7 @@ def test_paused_messages_are_leased_after_their_pause_only(
         world.settle,
         world.wait,
     ]
-    for _ in range(STEPS):
-        world.draw.choice(actions)()
-    world.drain()
+    with spilling_by(seed):
+        for _ in range(STEPS):
+            world.draw.choice(actions)()
+        world.drain()

@@ -42,8 +42,8 @@ class SpilledMessages:
 
     @property
     def next_ms(self) -> int | None:
-        """Time of the first spilled message, in ms: of its next attempt or its expiry, whichever is first. None if
-        there is none."""
+        """Time of the first spilled message, in ms: of its recall or its expiry, whichever is first. None if there is
+        none."""
         key = self._by_time.key
         return None if key is None else _time_of(key)
 
@@ -78,12 +78,16 @@ class SpilledMessages:
         entry.expires_ms = at_ms if at_ms < entry.due_ms else None
         return entry
 
-    def put(self, step: Step, entry: Waiting, messages: Iterable[tuple[bytes, int | None]]) -> None:
+    def put(
+        self, step: Step, entry: Waiting, messages: Iterable[tuple[bytes, int | None]], *, not_before_ms: int = 0
+    ) -> None:
         """Spill messages with the state of a waiting entry. `messages`: pairs of an offset and the time at which that
-        message expires, in ms (None: never). The group keeps each message in a row already."""
+        message expires, in ms (None: never). The group keeps each message in a row already. `not_before_ms`: the
+        messages are not recalled before this time, unless they expire."""
         view, row = step.view, state_row(entry)
         for offset, expires_ms in messages:
-            at_ms = entry.due_ms if expires_ms is None else min(entry.due_ms, expires_ms)
+            at_ms = max(entry.due_ms, not_before_ms)
+            at_ms = at_ms if expires_ms is None else min(at_ms, expires_ms)
             key, offset_key = self._time_key(at_ms, offset), self._offset_key(offset)
             view.put(key, row)
             view.put(offset_key, rows.pack(at_ms))

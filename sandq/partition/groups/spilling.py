@@ -2,9 +2,9 @@
 (`groups.spilled`), and recalled when their time comes.
 
 A group has up to `FIXED.waiting_window` ranges of waiting messages in memory. An entry that reaches the window spills
-messages until half of it is left. A lease recalls messages that are due while the window has space. Both depend only on
-replicated state. Topics that deliver in the order of keys spill nothing: each waiting message keeps its key busy, in
-memory.
+messages until half of it is left. A lease recalls messages that are due while the window has space, except for messages
+of paused tenants. Both depend only on replicated state. Topics that deliver in the order of keys spill nothing: each
+waiting message keeps its key busy, in memory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.reader.pieces import MessageReader
+from sandq.partition.ready import queue_keys
 from sandq.partition.records.leases import Made, Waiting
 from sandq.partition.shared_state import SharedState
 
@@ -31,6 +32,8 @@ SPILLED_BYTES: Final = 1 << 20
 """Bytes of copied messages after which an entry stops spilling."""
 RECALLED: Final = 1000
 """Maximum number of messages that one command recalls."""
+POSTPONED_MS: Final = 30_000
+"""Time after which due messages of a paused tenant are recalled again, in ms, unless the pause ends before."""
 SLICE: Final = 64
 """Number of messages to spill before yielding."""
 
@@ -113,8 +116,32 @@ class Spilling:
         most = min(RECALLED, group.window_capacity)
         # The messages of a range must expire together.
         for entry in group.spilled.take_due(step, until_ms, most, merges=not self._ttl.any_expires):
-            self._waiting.add(step, group, entry)
+            paused_ms = self._paused_ms(step, group, entry)
+            if paused_ms is None:
+                self._waiting.add(step, group, entry)
+            else:
+                self._postpone(step, group, entry, min(paused_ms, step.now_ms + POSTPONED_MS))
         return True
+
+    def _paused_ms(self, step: Step, group: Group, entry: Waiting) -> int | None:
+        """Return when the pause of the tenant of a waiting entry ends, in ms. None if it is not paused."""
+        if group.ready is None or entry.queue is None or not group.pauses.tenants:
+            return None
+        return group.ready.limits.pauses.until_ms(queue_keys.tenant_of(entry.queue), step.now_ms)
+
+    def _postpone(self, step: Step, group: Group, entry: Waiting, until_ms: int) -> None:
+        """Leave the messages of an entry that was taken out of its rows spilled until `until_ms`, so that they fill no
+        part of the window. Messages whose ttl has passed are recalled."""
+        ended: list[Range] = []
+        for base, length in entry.ranges:
+            for offset in offsets.run(base, length):
+                expires_ms = self._expires_ms(step, group, offset)
+                if expires_ms is not None and expires_ms <= step.now_ms:
+                    ended.append(Range(offset, 1))
+                else:
+                    group.spilled.put(step, entry, [(offset, expires_ms)], not_before_ms=until_ms)
+        if ended:
+            self._waiting.add(step, group, entry.apart(ended))
 
     def begin_again(self, step: Step, group: Group, offset: bytes) -> None:
         """Make a spilled message due now, with attempt 0. It stays spilled."""

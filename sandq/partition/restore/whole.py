@@ -157,7 +157,7 @@ def _check_spilled(restored: PartitionState, group: Group, view: View, yield_now
         offset = key[-offsets.OFFSET_BYTES :]
         entry = spilled.load_state(row, [Range(offset, 1)])
         at_ms = int.from_bytes(key[5 : -offsets.OFFSET_BYTES], "big")
-        if view.get(rows.of_group(rows.SPILLED, group.group_id, offset)) != rows.pack(at_ms) or at_ms > entry.due_ms:
+        if view.get(rows.of_group(rows.SPILLED, group.group_id, offset)) != rows.pack(at_ms):
             raise Conflict(f"{_shown(key)} is of a waiting message that cannot be found by its offset")
         if not _has_rows(view, group.group_id, Range(offset, 1), True):
             raise Conflict(f"{_shown(key)} is of a waiting message that has no row")

@@ -248,8 +248,7 @@ def test_spilled_messages_with_one_state_are_recalled_together() -> None:
 def test_spilled_messages_return_to_their_ready_queues(kind: str) -> None:
     bench = RankedBench(kind, max_attempts="none")
     bench.open()
-    for at, value in enumerate("abcdefgh"):
-        bench.put(value, priority=-at)
+    bench.add(*"abcdefgh", priority=[-at for at in range(8)])
     fail_all(bench)
     assert group_of(bench).spilled.messages >= 4
     bench.restart()
@@ -258,3 +257,32 @@ def test_spilled_messages_return_to_their_ready_queues(kind: str) -> None:
         found += bench.values(leases)
         bench.ack(leases[0].token, at=70_000)
     assert sorted(found) == list("abcdefgh")
+
+
+def test_spilled_messages_of_a_paused_tenant_do_not_delay_other_tenants() -> None:
+    bench = RankedBench("fair", max_attempts="none")
+    bench.open()
+    bench.add(*"abcdefghijklmnop", tenant="busy")
+    bench.add("z", tenant="other")
+    fail_all(bench)
+    bench.apply(10, c.PausePart("g", "busy", T + 100_000))
+    bench.restart()
+    found: list[str] = []
+    for at in range(60_000, 60_100, 10):
+        found += drained(bench, at=at)
+    assert found == ["z"]
+    assert drained(bench, at=99_999) == []
+    assert sorted(drained(bench, at=100_000)) == list("abcdefghijklmnop")
+
+
+def test_spilled_messages_are_leased_soon_after_their_tenant_is_resumed() -> None:
+    bench = RankedBench("fair", max_attempts="none")
+    bench.open()
+    bench.add(*"abcdefghijklmnop", tenant="busy")
+    fail_all(bench)
+    bench.apply(10, c.PausePart("g", "busy", T + 3_600_000))
+    assert drained(bench, at=60_020) == []
+    bench.apply(61_000, c.PausePart("g", "busy", None))
+    found = drained(bench, at=61_000)
+    found += drained(bench, at=60_020 + spilling.POSTPONED_MS)
+    assert sorted(found) == list("abcdefghijklmnop")
