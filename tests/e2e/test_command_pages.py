@@ -129,6 +129,8 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
     for group in ("billing", "copy"):
         client.leases("orders", group).take()
         client.admin.resume_group("orders", group)  # an earlier line may have paused the group
+    if " mails sender " in line:
+        client.leases("mails", "sender").take()
     if "calls dialers" in line:
         if "calls" not in there:
             client.admin.create_topic("calls", max_in_flight_per_key=3)
