@@ -328,6 +328,7 @@ _SUBSCRIBE = (1, "t", "g", "c", 1000, None, "earliest", [])
 _AT = ("t", 0, [0, offsets.FIRST])
 _NACKED = [[number, None, 60_000, "no"] for number in range(1, 200)]
 _SENDING = (Type.ACK_THEN, 1, 0, 5, None, [[None, None, False, {"value": b"x" * 10_000}]] * 100)
+_PAUSED = [[number, offsets.FIRST, "group", 60_000] for number in range(1, 20)]
 _EXTENDED = [[number, 30_000] for number in range(1, 200)]
 _MOVED = [[[0, bytes([1, *bytes(12), number, 0, 0])], 60_000, True] for number in range(200)]
 _CANCELLED = [target for target, *_ in _MOVED]
@@ -370,7 +371,10 @@ ABUSES: dict[str, Abuse] = {
     "stats, never read": never_reads(Type.TOPIC_STATS, "t"),
     "credit for nobody": asks(lambda n: [(Type.CREDIT, 1)] * 20, reads=False),
     "what nobody leased": asks(
-        lambda n: [(Type.NACK, 1, 0, _NACKED), (Type.EXTEND, 1, 0, _EXTENDED), _SENDING, (Type.UNSUBSCRIBE, 7)]
+        lambda n: [
+            *((Type.NACK, 1, 0, _NACKED), (Type.EXTEND, 1, 0, _EXTENDED), (Type.LEASE_PAUSE, 1, 0, _PAUSED)),
+            *(_SENDING, (Type.UNSUBSCRIBE, 7)),
+        ]
     ),
     "moves and cancels": asks(lambda n: [(Type.MOVE, "t", 0, _MOVED), (Type.CANCEL, "t", 0, _CANCELLED)]),
     "cancels by long keys": asks(lambda n: [(Type.CANCEL, "t", 0, _LONG_NAMES)]),
@@ -521,6 +525,7 @@ ABUSED: dict[Type, str] = {
     Type.NACK: "what nobody leased",
     Type.EXTEND: "what nobody leased",
     Type.ACK_THEN: "what nobody leased",
+    Type.LEASE_PAUSE: "what nobody leased",
     Type.GET: "get and why, never read",
     Type.LIST: "list, never read",
     Type.MOVE: "moves and cancels",

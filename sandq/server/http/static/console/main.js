@@ -36,7 +36,7 @@ const LINKS = [
 
 // Pages of the documentation about the views; the first match counts.
 const HELP = [
-  [/^#\/topics\/[^/]+\/groups\/[^/]+\/dead/, "topics/settling/#dead-letters"],
+  [/^#\/topics\/[^/]+\/groups\/[^/]+\/dead/, "topics/dead-letters/#dead-letters"],
   [/^#\/topics\/[^/]+\/groups/, "topics/groups/"],
   [/^#\/topics\/[^/]+\/messages/, "topics/#the-states-of-a-message"],
   [/^#\/topics\/[^/]+\/schedules/, "schedules/"],
