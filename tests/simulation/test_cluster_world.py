@@ -135,10 +135,10 @@ def run_plain_world(seed: int) -> ClusterWorld:
     ("fault", "seed"),
     [
         (nothing_is_remembered, 0),
-        (leads_at_once, 33),
+        (leads_at_once, 36),
         (ends_in_silence, 9),
-        (snapshots_of_ready_leaders, 330),
-        (sweep_during_transfer, 44),
+        (snapshots_of_ready_leaders, 382),
+        (sweep_during_transfer, 56),
         (answers_before_the_sync, 48),
     ],
 )

@@ -17,7 +17,7 @@ from tests.support.simulation.seeds import few_of, run_each
 STEPS = 1000
 """Number of steps before healing: 14 seconds of virtual time."""
 SEEDS, BLOCKS = 24, 3
-EVENTFUL = (0, 10, 17)
+EVENTFUL = (10, 15, 17)
 """Seeds of worlds that together have enough events of each kind."""
 
 
