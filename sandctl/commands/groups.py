@@ -280,7 +280,7 @@ def pause(
       sandctl group pause payments booking --key customer-7 --for 10m
 
     A further pause replaces the first one, with its end.
-    Its consumers keep their leases, and can ack. Messages become due and wait; messages with a ttl die when it ends.
+    Its consumers keep their leases, and can ack. Messages become due and wait; messages with a ttl expire meanwhile.
     The group stays paused across restarts, and does not expire without consumers.
     """
     if until is not None and for_ is not None:

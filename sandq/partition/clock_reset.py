@@ -236,6 +236,7 @@ class ClockResets:
                 group.ready.limits.set_back()
             group.touched_ms = min(group.touched_ms, state.new_ms)
             group.removed_ms = min(group.removed_ms, state.new_ms)
+            self._set_back_pauses(step, group)
             self._groups.store(step, group)
         trimmed = min(self._log.state.trimmed, _last_offset_at(state.new_ms - 1))
         self._log.state.trimmed, self._log.state.gone = trimmed, (0, 0)
@@ -244,6 +245,13 @@ class ClockResets:
         self._producers.set_back(step)
         self._expiring_rows.set_back(step)
         return True
+
+    def _set_back_pauses(self, step: Step, group: Group) -> None:
+        """Shorten the pauses that end after the old floor: the wrong clock has most likely set them."""
+        state = self._current()
+        if group.paused_until_ms is not None and group.paused_until_ms > state.old_ms:
+            group.pause(True, group.paused_until_ms - state.old_ms + state.new_ms)
+        group.pauses.set_back(step, state.old_ms, state.new_ms)
 
     # -- the log ------------------------------------------------------------------------------------------------------
 

@@ -429,7 +429,7 @@ class Extend(Request, type=Type.EXTEND):
         return request
 
 
-PAUSES: Final = 100
+PAUSES: Final = 1
 """Maximum number of items of a LEASE_PAUSE."""
 _is_pause = row_of("[token, offset, part, for ms]", int, bytes, str, int)
 

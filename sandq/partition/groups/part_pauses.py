@@ -78,7 +78,7 @@ class PartPauses:
             self.tenants -= 1
             if self.ready is not None:
                 self.ready.limits.pauses.ends.pop(part, None)
-                self.ready.note_pause(part)
+                self.ready.note_pause()
         else:
             self._order.resume(part)
             self._on_resume(part)
@@ -105,6 +105,13 @@ class PartPauses:
             ended += 1
         return ended
 
+    def set_back(self, step: Step, old_ms: int, new_ms: int) -> None:
+        """Shorten the pauses that end after `old_ms`, because the time is set back from there to `new_ms`."""
+        for part, until_ms in sorted(self.ends.items(), key=lambda item: self._key(item[0])):
+            if old_ms < until_ms != FOREVER:
+                step.view.put(self._key(part), rows.pack(until_ms - old_ms + new_ms))
+                self._put(part, until_ms - old_ms + new_ms)
+
     def _put(self, part: Part, until_ms: int) -> None:
         """Note a pause that is new, or has a new end."""
         is_new = part not in self.ends
@@ -119,7 +126,7 @@ class PartPauses:
             self.tenants += is_new
             if self.ready is not None:
                 self.ready.limits.pauses.ends[part] = until_ms
-                self.ready.note_pause(part)
+                self.ready.note_pause()
         else:
             self._order.pause(part)
 

@@ -71,6 +71,8 @@ class Spilling:
         """Spill the messages of a group that are due last. Messages that are due now stay in memory."""
         messages = size = 0
         while group.waiting_ranges > group.spill_to and (entry := group.farthest_waiting(step.now_ms)) is not None:
+            if entry.expires_ms is not None and entry.expires_ms <= step.now_ms:
+                break  # it was recalled to end now
             most = min(SPILLED - messages, group.spilled_capacity)
             if most <= 0 or size >= SPILLED_BYTES or self._shared.is_budget_spent:
                 break

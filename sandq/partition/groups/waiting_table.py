@@ -98,6 +98,10 @@ class WaitingTable:
     def _hold(self, group: Group, entry: Waiting) -> None:
         """Add an entry to a group, in memory."""
         group.add_waiting(entry)
+        self._note_crowded(group)
+
+    def _note_crowded(self, group: Group) -> None:
+        """Note that a group may have to spill messages. Call it whenever its number of waiting ranges has risen."""
         if group.waiting_ranges >= group.spill_from:
             self.crowded.add(group.group_id)
 
@@ -159,6 +163,7 @@ class WaitingTable:
             expires_ms = self._ttl.range_expires_ms(group, offset, entry.kept, view)
         before, left = len(entry.ranges), entry.ranges.part(offset)
         group.take_waiting(entry, [Range(offset, 1)], before)
+        self._note_crowded(group)  # a range that loses a message in the middle becomes two
         if due_ms is not None:
             ranges, number = PackedRanges([Range(offset, 1)]), self._shared.next_seq
             self._shared.next_seq += 1

@@ -30,6 +30,7 @@ from sandq.partition.log.message_log import MessageLog
 from sandq.partition.pending.ranking import Ranking
 from sandq.partition.reader.reader import LogReader, cursor_before
 from sandq.partition.records.claim import Outcome
+from sandq.partition.records.leases import merged
 from sandq.partition.shared_state import SharedState
 
 STEP_MESSAGES = 1000
@@ -363,14 +364,17 @@ class Jobs:
 
         A message above the new position that the log does not deliver again is ready, with attempt 0. All others no
         longer wait."""
-        above = job.arguments["above"]
+        above, swept = job.arguments["above"], list[bytes]()
         found = group.spilled.after(job.arguments.get("spilled_to", offsets.FIRST), STEP_MESSAGES, step.view)
         for offset in self._shared.in_slices(found):
             if above < offset and (offset <= group.cursor or not self._kept.is_in_log(offset, step.view)):
                 self._spilling.begin_again(step, group, offset)
+                swept += [offset] if offset > group.cursor else []
             else:
                 group.spilled.remove(step, offset)
                 self._kept.drop(step, group, offset)
+        if swept:
+            group.gaps.add(step, merged(swept))
         if found:
             job.arguments["spilled_to"] = found[-1]
         return bool(found)

@@ -449,7 +449,9 @@ class PartitionQueries:
                 "group": group.name,
                 "cursor": group.cursor,
                 # Set the partition number in the offset to this partition, so that a reader can start at it.
-                "committed": offsets.of_partition(group.done_below(), self._machine.partition),
+                "committed": offsets.of_partition(
+                    min(group.done_below(), group.spilled.first or offsets.LAST), self._machine.partition
+                ),
                 "ready": max(ready, 0),
                 "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
                 "waiting": waiting,

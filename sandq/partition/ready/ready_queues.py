@@ -33,7 +33,6 @@ from sandq.partition.ready.queue_entries import QueueEntries
 from sandq.partition.ready.queue_order import Oldest, Returned
 from sandq.partition.ready.ready_queue import ReadyQueue, queue_bytes
 from sandq.partition.ready.tenant_limits import TenantLimits
-from sandq.partition.ready.tenant_pauses import includes
 from sandq.partition.ready.tenant_scheduler import TenantScheduler, Times
 from sandq.partition.records.leases import Lease, Waiting
 
@@ -209,10 +208,10 @@ class ReadyQueues:
         if self.rank == queue_keys.FAIR:
             self.limits.count_lease(lease)
 
-    def note_pause(self, tenant: str) -> None:
+    def note_pause(self) -> None:
         """Note that a pause of a tenant began, ended, or has another end. The next round of turns decides again about
-        the tenants that it includes."""
-        self.limits.freed.update([other for other in self._by_tenant if includes(tenant, other)])
+        all tenants: a search for those that each pause includes would cost more."""
+        self.limits.are_pauses_new = True
 
     # -- removing -------------------------------------------------------------------------------------------------
 

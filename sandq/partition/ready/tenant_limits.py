@@ -37,6 +37,8 @@ class TenantLimits:
         """Tenants in `held_up` that may have turns again because fewer of their messages are in flight, and new
         tenants."""
         self.pauses = TenantPauses()
+        self.are_pauses_new = False
+        """Whether pauses have changed since the last decision."""
         self.pacing = Pacing()
         self.crowding = Crowding()
         self._filled: Counter[str] = Counter()
@@ -83,7 +85,7 @@ class TenantLimits:
     @property
     def is_settled(self) -> bool:
         """Whether the last decision still holds: no tenant may have been freed since then."""
-        return self.are_known and not (self.freed or self.crowding.is_stale)
+        return self.are_known and not (self.freed or self.crowding.is_stale or self.are_pauses_new)
 
     def begin(self, step: Step, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
         """Return the tenants for which the caller must call `may_be_served`, if they have messages. `tenants`: all
@@ -97,7 +99,7 @@ class TenantLimits:
         self._now_us = now_ms * 1000
         self.pacing.forget(self._now_us)
         paced = {tenant for tenant, until_ms in self.held_up.items() if until_ms is not None and until_ms <= now_ms}
-        again = self.freed | paced if self.are_known else set(tenants)
+        again = self.freed | paced if self.are_known and not self.are_pauses_new else set(tenants)
         half = None if most_waiting is None else most_waiting // 2
         if half != self._half:
             self._half = half
@@ -130,6 +132,7 @@ class TenantLimits:
     def decided(self) -> bool:
         """Note that the caller has checked all tenants that `begin` returned. Return whether the rules are new."""
         self.freed.clear()
+        self.are_pauses_new = False
         are_new = not self.are_known
         self._seen = self._rules()
         return are_new

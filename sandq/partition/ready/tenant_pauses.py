@@ -26,8 +26,3 @@ def _names_above(tenant: str) -> Iterator[str]:
     while tenant:
         yield tenant
         tenant = tenant.rpartition(".")[0]
-
-
-def includes(tenant: str, other: str) -> bool:
-    """Return whether a pause of a tenant includes another tenant."""
-    return other == tenant or other.startswith(f"{tenant}.")

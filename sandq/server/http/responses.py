@@ -338,7 +338,9 @@ class Groups(ResponseModel):
 
 
 class PausedByLease(ResponseModel):
-    paused_until: str = Field(description="End of the pause; later than requested if the part was paused for longer.")
+    paused_until: str | None = Field(
+        description="End of the pause; later than requested if the part was paused for longer, null if without an end."
+    )
 
 
 class Seeked(ResponseModel):

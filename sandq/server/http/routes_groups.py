@@ -23,6 +23,7 @@ from sandq.client.json_format import (
 )
 from sandq.model.access import Right
 from sandq.model.errors import InvalidRequest, LeaseLost, SandqError, UnknownGroup
+from sandq.model.offsets import U48_MAX
 from sandq.model.times import duration_ms
 from sandq.server.http import bodies, responses
 from sandq.server.http.caller import authorize
@@ -191,7 +192,7 @@ async def pause_by_lease(request: Request, topic: TopicName, group: GroupName, b
     leases = gateway_of(request).client.leases(topic, group)
     pauses = {"tenant": leases.pause_tenant, "key": leases.pause_key, "group": leases.pause_group}
     end_ms = await pauses[body.part](Held(body.lease_token, body.offset), for_=body.for_)
-    return {"paused_until": when(end_ms)}
+    return {"paused_until": None if end_ms == U48_MAX else when(end_ms)}
 
 
 def _settled(

@@ -18,6 +18,7 @@ from sandq.partition.leasing import settlement
 from sandq.partition.log.appends import Stored
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench
+from tests.support.partition.ranked_bench import RankedBench
 
 YEAR = 365 * 86_400_000
 HOUR = 3_600_000
@@ -642,3 +643,24 @@ def test_pause_after_a_removal_is_set_back_by_a_reset() -> None:
     bench.nack(bench.one(at=4000).token, at=4000)
     bench.trim(at=20_000)
     assert len(bench.dead()) == 1
+
+
+def test_pauses_by_a_wrong_clock_are_as_long_after_a_reset() -> None:
+    bench = RankedBench("fair")
+    bench.open()
+    bench.add("a", tenant="acme")
+    bench.add("b", tenant="beta")
+    bench.apply(0, c.PausePart("g", "acme", T + HOUR), c.PausePart("g", "ever", None))
+    (lease,) = bench.lease(1, at=1)
+    bench.apply(YEAR, c.Clock())
+    until_ms = T + YEAR + 2 * HOUR
+    held = (lease.token, lease.ranges[0].base)
+    bench.apply(YEAR, c.PauseByLease([(*held, "tenant", until_ms)]), c.PauseByLease([(*held, "group", until_ms)]))
+    set_back(bench, 3000, restart=True)
+    group = bench.machine.groups.named("g")
+    assert group.paused_until_ms == T + 3000 + 2 * HOUR
+    ends = {"beta": T + 3000 + 2 * HOUR}
+    assert group.pauses.ends == ends
+    bench.restart()
+    assert bench.machine.groups.named("g").pauses.ends == ends
+    assert bench.values(bench.lease(at=3000 + 2 * HOUR)) == ["a", "b"]

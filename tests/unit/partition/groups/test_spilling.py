@@ -12,13 +12,16 @@ from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.base import rows
+from sandq.partition.base.digest import comparable
 from sandq.partition.groups import group as group_module
 from sandq.partition.groups import spilling
 from sandq.partition.groups.group import Group
+from sandq.partition.log import sweep
 from sandq.partition.queries.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.plain_groups import check_groups
 from tests.support.partition.ranked_bench import RankedBench
+from tests.support.partition.spilling import spilling_all
 
 
 @pytest.fixture(autouse=True)
@@ -286,3 +289,61 @@ def test_spilled_messages_are_leased_soon_after_their_tenant_is_resumed() -> Non
     found = drained(bench, at=61_000)
     found += drained(bench, at=60_020 + spilling.POSTPONED_MS)
     assert sorted(found) == list("abcdefghijklmnop")
+
+
+def test_restarted_replica_spills_the_same_messages_after_a_cancel_within_a_range() -> None:
+    """The cancel makes two ranges of one: then the window is full."""
+    benches = [Bench(max_attempts="none") for _ in range(2)]
+    for bench in benches:
+        bench.open()
+        (base, _) = bench.append("a", "b", "c")
+        bench.nack(bench.one().token, delay=900_000)
+        bench.append("d", "e")
+        fail_all(bench)
+        assert group_of(bench).waiting_ranges == 3
+        bench.cancel(offsets.shift(base, 1))
+        assert group_of(bench).spilled.messages > 0
+    benches[1].restart()
+    for bench in benches:
+        bench.apply(1, c.Touch(["g"]))
+    assert comparable(benches[0].everything()) == comparable(benches[1].everything())
+
+
+def test_message_that_is_recalled_to_expire_is_not_spilled_again() -> None:
+    with spilling_all():
+        bench, _ = failing("abc", ttl="30s")
+        assert group_of(bench).spilled.messages == 3
+        bench.lease(at=30_000)
+        assert group_of(bench).spilled.messages == 0
+
+
+def test_cancel_is_too_late_for_a_message_that_was_swept_sought_and_acked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "LEAST_SETTLED", 2)
+    with spilling_all():
+        bench = RankedBench("priority")
+        bench.open("g")
+        bench.open("h")
+        bench.add("high", priority=9)
+        message, *_ = bench.add("low", *"abcdefgh", priority=0)
+        for group in "gh":
+            lease = bench.one(limit=9, at=1, group=group)
+            bench.nack(lease.token, [[message, 1]], at=1, delay=600_000)
+            bench.ack(lease.token, at=1)
+        for at in (100, 61_000, 61_500, 130_000, 200_000):
+            bench.trim(at)
+        assert message not in {key[1:] for key, _ in bench.rows(rows.LOG)}, "it was swept"
+        bench.seek("earliest", at=200_000)
+        leases = bench.lease(at=200_001)
+        assert "low" in bench.values(leases)
+        for lease in leases:
+            bench.ack(lease.token, at=200_001)
+        assert bench.cancel(message, at=200_002).word == "too_late"
+
+
+def test_committed_offset_is_before_spilled_messages() -> None:
+    bench, found = failing()
+    drained(bench, at=60_003)
+    (row,) = PartitionQueries(bench.machine, bench.view).group_rows()
+    assert group_of(bench).waiting_ranges == 0
+    assert row["committed"] == group_of(bench).spilled.first
+    assert row["committed"] in found
