@@ -111,7 +111,7 @@ def test_queries_of_grafana_are_answered(port: int, name: str) -> None:
     elif name == "table":
         assert len(rows) == 13
     else:
-        first = {"schemas": "sandq", "tables": "dead_letters", "columns": "created_at"}
+        first = {"schemas": "sandq", "tables": "dead_letters", "columns": "backoff"}
         assert rows[0][0] == first[name]
 
 
@@ -129,7 +129,7 @@ def test_jdbc(port: int, options: str) -> None:
         check=False,
     )
     assert done.stdout.splitlines() == [
-        "columns of messages: 21",
+        "columns of messages: 23",
         '2030-01-01 00:00:00.0 {"n": 0} 8',
         '2030-01-01 00:05:00.0 {"n": 1} 8',
         "refused: 1290",
