@@ -48,6 +48,9 @@ async def test_a_group_is_paused_as_a_whole_and_by_a_consumer(web: Web) -> None:
     assert (await web.get(group))["paused_until"] is None
     by_lease = await web.post(f"{group}/pause-by-lease", {**held(message), "part": "group", "for": "5m"}, 200)
     assert (await web.get(group))["paused_until"] == by_lease["paused_until"]
+    await web.post(f"{group}/pause", {}, 204)
+    by_lease = await web.post(f"{group}/pause-by-lease", {**held(message), "part": "group", "for": "5m"}, 200)
+    assert by_lease == {"paused_until": None}, "a pause without an end stays until it is resumed"
     await web.post(f"{group}/ack", held(message), 200)
     lost = await web.post(f"{group}/pause-by-lease", {**held(message), "part": "group", "for": "5m"}, 409)
     assert lost["code"] == "LEASE_LOST"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -402,3 +404,30 @@ def test_a_lost_lease_pauses_nothing(bench: Bench) -> None:
     bench.expire(at=40_000)
     assert by_lease(bench, lease, "group", 50_000, at=40_000) == [None]
     assert not bench.machine.groups.named("g").paused
+
+
+class CountedScans(dict[str, Any]):
+    """Counts the scans of its keys."""
+
+    scans = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.scans += 1
+        return super().__iter__()
+
+
+def test_many_new_pauses_cause_one_scan() -> None:
+    """The next round of turns scans all tenants. A pause does not."""
+    bench = RankedBench("fair")
+    bench.open()
+    names = [f"t{number}" for number in range(50)]
+    for name in names:
+        bench.add("m", tenant=name)
+    bench.lease(1, at=1)
+    ready = bench.machine.groups.named("g").ready
+    assert ready is not None
+    ready._by_tenant = tenants = CountedScans(ready._by_tenant)
+    bench.apply(2, *[c.PausePart("g", name, T + HOUR) for name in names[5:]])
+    assert tenants.scans == 0
+    assert len(bench.values(bench.lease(at=3))) == 4
+    assert tenants.scans <= 2
