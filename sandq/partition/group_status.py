@@ -32,6 +32,9 @@ class GroupStatus:
     next_ms: int | None
     """Time of the next message to lease, in ms, or the end of the pause. None if there is no such message, if the group
     is paused until it is resumed, or if its messages in flight have reached their limit."""
+    head_ms: int | None
+    """Delivery time in ms of the next message that the group takes from the log: the next one without attempts. None if
+    there is no such message, or if the group takes none now."""
     paused: str | None
     """Reason why no new messages are leased. None if new messages are leased."""
     is_paused: bool
@@ -119,6 +122,7 @@ class _Snapshot(NamedTuple):
             group_id=status.group_id,
             name=status.name,
             next_ms=status.next_ms,
+            head_ms=status.head_ms,
             paused=status.paused,
             is_paused=status.is_paused,
             generation=status.generation,
@@ -253,7 +257,8 @@ class StatusTable:
 
     def _snapshot(self, group: Group, now_ms: int, view: View) -> _Snapshot:
         """Return the current state of a group."""
-        next_ms, limit = _next_ms(group, view), None
+        taken_ms = _head_ms(group, view)
+        next_ms, limit = _next_ms(group, taken_ms), None
         if group.allowance is not None:
             limit = Limited(next_ms, group.has_capacity, group.allowance.free_ms(now_ms * 1000))
             if not limit.has_capacity or limit.free_ms is None:
@@ -279,6 +284,7 @@ class StatusTable:
             group_id=group.group_id,
             name=group.name,
             next_ms=next_ms,
+            head_ms=taken_ms,
             paused=group.stall_reason(),
             is_paused=group.paused,
             generation=group.generation,
@@ -332,10 +338,18 @@ class StatusTable:
         return cursor_ms if ripens_ms is None else min(ripens_ms, cursor_ms)
 
 
-def _next_ms(group: Group, view: View) -> int | None:
+def _head_ms(group: Group, view: View) -> int | None:
+    """Return the delivery time in ms of the next message that the group takes from the log; None if it takes none."""
+    if group.stall_reason() is not None:
+        return None
+    head = group.reader.head(view)
+    return None if head is None else offsets.deliver_ms(head.first)
+
+
+def _next_ms(group: Group, head_ms: int | None) -> int | None:
     """Return the time in ms of the next message that the group may lease; None if it may lease none. Ignore limits.
 
-    While the group is paused, return the end of the pause."""
+    `head_ms`: as `_head_ms` returned. While the group is paused, return the end of the pause."""
     if group.halts or group.paused:
         return None if group.halts else group.paused_until_ms
     retry_ms = group.next_retry_ms
@@ -347,8 +361,6 @@ def _next_ms(group: Group, view: View) -> int | None:
     free = group.order.first_free()
     if free is not None and group.pause_reason() is None:
         times.append(offsets.deliver_ms(free))
-    if group.stall_reason() is None:
-        head = group.reader.head(view)
-        if head is not None:
-            times.append(offsets.deliver_ms(head.first))
+    if head_ms is not None:
+        times.append(head_ms)
     return min(times, default=None)

@@ -232,7 +232,7 @@ def test_a_value_that_falls_and_rises_leaves_nothing_behind() -> None:
 @given(steps=st.lists(st.tuples(st.sampled_from(["add", "rise", "rise", "end"]), numbers)))
 def test_least_of_rising_values_matches_the_model(steps: list[tuple[str, int]]) -> None:
     values: dict[int, int | None] = {}
-    least: LeastOfRising[int] = LeastOfRising(values.__getitem__)
+    least: LeastOfRising[int] = LeastOfRising(values.__getitem__, lambda thing: values[thing] is not None)
     for what, number in steps:
         if what == "add":
             values[len(values)] = number % 20

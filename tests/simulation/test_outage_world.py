@@ -19,7 +19,7 @@ def check_memory(world: OutageWorld, least_spilled: int, window: int) -> None:
     assert world.most_ranges <= window + FLYING
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [2, 4])
 def test_outage_with_crashes_loses_nothing(seed: int) -> None:
     world = run_outage(seed, 20, window=WINDOW, backoff_s=4, has_faults=True, is_down=True)
     check_memory(world, 50, WINDOW)

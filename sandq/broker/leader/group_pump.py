@@ -25,6 +25,8 @@ class GroupPump:
         """Wall-clock time of the last lease request, in ms."""
         self.is_scheduled = False
         """True if the first message of the last lease was scheduled: it was stored before it was due."""
+        self.has_new = False
+        """True if the last lease was requested with a message in the log that was due when it was produced."""
         self.was_filled = False
         """True if the last lease granted as many messages as were requested. More messages may be due then."""
         self.along_ms: int | None = None
@@ -32,6 +34,8 @@ class GroupPump:
         wait for other requests."""
         self.scheduled_ms: int | None = None
         """Due time in ms of the scheduled message that was last seen as the group's next message (`_is_scheduled`)."""
+        self.scheduled_head_ms: int | None = None
+        """The same for the group's next message of the log (`_is_new`)."""
         self.timer_ms: int | None = None
         self.timer: Timer | None = None
         """Timer that fires at `timer_ms`. Cancel it with `sleep_no_more`."""

@@ -362,7 +362,7 @@ class PartitionLeader:
                 pump.along_ms = along_ms
                 self._window.wait(along_ms, partial(self._lease_along, name))
             return
-        self._lease(name, pump, group.next_ms, now_ms)
+        self._lease(name, pump, group, now_ms)
 
     def _lease_along(self, group: str) -> None:
         """Lease messages of a group, because other requests are stored at the same time."""
@@ -394,6 +394,8 @@ class PartitionLeader:
 
         The lease may be requested earlier, along with other requests."""
         assert group.next_ms is not None
+        if self._is_new(pump, group):
+            return group.not_before_ms
         has_precision = self._precision_ms is not None
         if not self._is_scheduled(pump, group.next_ms) and (not has_precision or pump.was_filled):
             return group.not_before_ms  # due when produced, or left over by a lease with too little credit
@@ -410,16 +412,29 @@ class PartitionLeader:
             pump.scheduled_ms = next_ms
         return next_ms == pump.scheduled_ms
 
-    def _lease(self, name: str, pump: GroupPump, next_ms: int, now_ms: int) -> None:
-        """Request a lease of messages for the consumers with free credit. `next_ms`: time of the next message."""
+    def _is_new(self, pump: GroupPump, group: GroupStatus) -> bool:
+        """Return whether the group's next message of the log was due when it was produced.
+
+        Such a message does not wait for the window of the retries that are due before it. If the topic has a
+        `precision`, it does."""
+        if self._precision_ms is not None or group.head_ms is None:
+            return False
+        if group.head_ms > self.raft_group.status.now_ms:
+            pump.scheduled_head_ms = group.head_ms
+        return group.head_ms != pump.scheduled_head_ms
+
+    def _lease(self, name: str, pump: GroupPump, group: GroupStatus, now_ms: int) -> None:
+        """Request a lease of messages for the consumers with free credit."""
+        assert group.next_ms is not None
+        next_ms = group.next_ms
         grants, reserved = self._grants(pump)
         if not grants:
             pump.free_since_ms = None
             return
-        pump.is_scheduled = self._is_scheduled(pump, next_ms)
+        pump.is_scheduled, pump.has_new = self._is_scheduled(pump, next_ms), self._is_new(pump, group)
         # The lease includes messages that are due up to `horizon_ms`.
         horizon_ms = now_ms
-        if pump.is_scheduled:
+        if pump.is_scheduled and not pump.has_new:
             # A lease is sent when its last message is due. So the window limits how late the first message is.
             horizon_ms = max(now_ms, min(now_ms + self._ahead_ms, next_ms + self._span_ms))
         command = c.Lease(name, horizon_ms, tuple(grants))
@@ -542,6 +557,7 @@ class PartitionLeader:
         not_before_ms = 0
         if pump.is_scheduled:
             self._window.leased(granted, self._clock.now_ms())
+        if pump.is_scheduled and not pump.has_new:
             not_before_ms = push_ms(asked_ms=pump.asked_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
         pump.was_filled = granted >= sum(reserved.values())
         pump.window = 2 * granted if pump.was_filled else max(granted, 1)

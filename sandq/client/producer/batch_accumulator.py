@@ -2,8 +2,9 @@
 full or due.
 
 A batch is sealed when it is full or when its linger time is over. Without a linger time it is sealed when the
-connection to its leader sends next. `PartitionProducer` then sends it. This module has no task: the producer's task
-calls `tick`.
+connection to its leader sends next. `PartitionProducer` then sends it. While a batch could not be sent, because others
+are in flight, it grows instead: so the batches of a slow broker are few and large. This module has no task: the
+producer's task calls `tick`.
 """
 
 from __future__ import annotations
@@ -150,12 +151,7 @@ class BatchAccumulator:
         self.update_topic()
         due_at = math.inf
         for partition_producer in list(self._busy):
-            for traits in [
-                traits
-                for traits, batch in partition_producer.open.items()
-                if batch.opened_at + self._options.linger_s <= now
-            ]:
-                self._seal(partition_producer, traits)
+            self._seal_due(partition_producer, now)
             partition_producer.expire(now)
             partition_producer.pump(now)
             due_at = min(due_at, partition_producer.next_time(now))
@@ -192,11 +188,27 @@ class BatchAccumulator:
         if connection is None:
             self._wake()
         else:
-            connection.flush_soon(self.seal_all)
+            connection.flush_soon(self._seal_all_due)
+
+    def _seal_all_due(self) -> None:
+        """Seal all open batches whose linger time is over, except for those that grow."""
+        now = anyio.current_time()
+        for partition_producer in list(self._busy):
+            self._seal_due(partition_producer, now)
+
+    def _seal_due(self, partition_producer: PartitionProducer, now: float) -> None:
+        """Seal the open batches of a partition whose linger time is over, except for those that grow."""
+        for traits, batch in list(partition_producer.open.items()):
+            if batch.opened_at + self._options.linger_s > now:
+                continue
+            if partition_producer.grows(batch, now):
+                self.partitioner.move_on(traits, partition_producer.partition)
+            else:
+                self._seal(partition_producer, traits)
 
     def _seal(self, partition_producer: PartitionProducer, traits: Traits) -> None:
         partition_producer.seal(traits)
-        self.partitioner.sealed(traits, partition_producer.partition)
+        self.partitioner.move_on(traits, partition_producer.partition)
         partition_producer.pump(anyio.current_time())
 
     def _on_batch_done(self, partition_producer: PartitionProducer, batch: Batch) -> None:
@@ -206,4 +218,6 @@ class BatchAccumulator:
         if partition_producer.idle:
             self._busy.pop(partition_producer, None)
         else:
-            partition_producer.pump(anyio.current_time())
+            now = anyio.current_time()
+            self._seal_due(partition_producer, now)
+            partition_producer.pump(now)

@@ -17,6 +17,7 @@ is stored, and it fails with an error that says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import anyio
@@ -65,8 +66,17 @@ class PartitionProducer(BatchSender[Batch]):
 
     @property
     def stuck(self) -> bool:
-        """True if a batch had to be retried, or more batches wait than can be in flight."""
-        return bool(self.returned) or len(self.waiting) > self.options.in_flight_batches
+        """True if a new batch would have to wait for the answers to earlier ones."""
+        if not self.in_flight or self.is_interrupted:
+            return self.is_interrupted
+        oldest = next(iter(self.in_flight))
+        following = self._sequence + 1 if self._epoch == oldest.epoch else math.inf
+        return bool(self.waiting) or following - oldest.sequence >= self.options.in_flight_batches
+
+    def grows(self, batch: Batch, now: float) -> bool:
+        """Return whether an open batch whose linger time is over takes further messages: it could not be sent now,
+        because as many batches as allowed are in flight."""
+        return self.stuck and not self.is_interrupted and now < self.deadline(batch)
 
     @property
     def unconfirmed(self) -> int:
@@ -83,8 +93,14 @@ class PartitionProducer(BatchSender[Batch]):
     def next_time(self, now: float) -> float:
         """Return the next time at which work is due without an event: the end of a linger time or a pause, or a
         deadline."""
-        lingers = [batch.opened_at + self.options.linger_s for batch in self.open.values()]
-        return min([super().next_time(now), *lingers])
+        ends = [batch.opened_at + self.options.linger_s for batch in self.open.values()]
+        if any(end <= now for end in ends):
+            # An answer wakes the batches that grow, or their delivery time ends.
+            ends = [
+                self.deadline(batch) if end <= now and self.grows(batch, now) else end
+                for batch, end in zip(self.open.values(), ends, strict=True)
+            ]
+        return min([super().next_time(now), *ends])
 
     def expire(self, now: float) -> None:
         """Fail the batches whose delivery time is over."""

@@ -32,7 +32,7 @@ class Partitioner:
 
     def __init__(self, topic: str, is_stuck: Callable[[int], bool]) -> None:
         self._topic = topic
-        self._is_stuck = is_stuck  # returns whether a partition accepts no batches at present
+        self._is_stuck = is_stuck  # returns whether a new batch of a partition would have to wait
         self.partitions = self._initial = 1
         self._keys = KeyPartitions(1)
         self._kind = TIMER
@@ -94,8 +94,9 @@ class Partitioner:
                 f"value: bytes or str is expected, not NoneType: {self._topic!r} is a topic without keys to delete"
             )
 
-    def sealed(self, traits: Traits, partition: int) -> None:
-        """Choose another partition for the next messages: the current batch was sealed."""
+    def move_on(self, traits: Traits, partition: int) -> None:
+        """Choose another partition for the next messages that may go to any: this one's batch was sealed, or must wait
+        until it can be sent."""
         if self.sticky.get(traits) == partition:
             del self.sticky[traits]
 

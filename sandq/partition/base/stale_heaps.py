@@ -84,10 +84,11 @@ class LeastOfRising(Generic[H]):
     """Finds the least of several values that only rise, until they disappear. An entry is checked again only when it
     reaches the top, so a change of a value costs nothing."""
 
-    def __init__(self, value_of: Callable[[H], Any]) -> None:
+    def __init__(self, value_of: Callable[[H], Any], has_value: Callable[[H], bool]) -> None:
         """`value_of(thing)` returns the current value. None if the thing no longer has a value; it never gets a value
-        again."""
+        again. `has_value(thing)` returns whether it has one: it is called for thousands of things at once."""
         self._value_of = value_of
+        self._has_value = has_value
         self._heap: list[tuple[Any, int, H]] = []
         """(value at the last check, a number that makes the entry unique, thing)."""
         self._number = 0
@@ -98,7 +99,8 @@ class LeastOfRising(Generic[H]):
     def add(self, thing: H, value: Any, living: int) -> None:
         """Add a thing with its current value. `living`: upper bound of the number of things that have a value."""
         if is_overgrown(len(self._heap), living):
-            self._heap = [one for one in self._heap if self._value_of(one[2]) is not None]
+            has_value = self._has_value
+            self._heap = [one for one in self._heap if has_value(one[2])]
             heapq.heapify(self._heap)
         self._number += 1
         heapq.heappush(self._heap, (value, self._number, thing))

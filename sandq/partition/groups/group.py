@@ -97,9 +97,9 @@ class Group:
         self.allowance: Allowance | None = None
         """Allowance of this partition for the group's limits. None if the group has no limits."""
         self._holders = Holders()
-        self._firsts: LeastOfRising[Holder] = LeastOfRising(_first)
-        self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged)
-        self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms)
+        self._firsts: LeastOfRising[Holder] = LeastOfRising(_first, _is_held)
+        self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged, _is_logged)
+        self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms, _is_logged)
         self.paused = False
         """Whether the group is paused. `pause` sets it."""
         self.paused_until_ms: int | None = None
@@ -319,6 +319,11 @@ class Group:
         full, or the group leases nothing."""
         return None if self.window_capacity <= 0 or self.halts else self.spilled.next_ms
 
+    def is_recall_blocked(self, until_ms: int) -> bool:
+        """Return whether a spilled message whose time is `until_ms` or earlier finds no space in memory."""
+        next_ms = self.spilled.next_ms
+        return next_ms is not None and next_ms <= until_ms and self.window_capacity <= 0
+
     @property
     def window_capacity(self) -> int:
         """Number of spilled messages that may be recalled now."""
@@ -326,12 +331,8 @@ class Group:
 
     @property
     def spill_from(self) -> int:
-        """Number of waiting ranges in memory from which messages are spilled."""
-        return FIXED.waiting_window
-
-    @property
-    def spill_to(self) -> int:
-        """Number of waiting ranges in memory at which spilling ends."""
+        """Number of waiting ranges in memory above which messages are spilled. The rest of the window is for messages
+        that are recalled, and for bursts."""
         return FIXED.waiting_window // 2
 
     @property
@@ -554,6 +555,16 @@ def _first_logged(holder: Holder) -> bytes | None:
 def _pinned_since_ms(holder: Holder) -> int | None:
     """Return the time since which the log keeps messages for a holder, in ms; None if it keeps none."""
     return None if holder.kept or holder.first is None else holder.since_ms
+
+
+def _is_held(holder: Holder) -> bool:
+    """Return whether a lease or waiting entry holds any message."""
+    return not holder.is_empty
+
+
+def _is_logged(holder: Holder) -> bool:
+    """Return whether a lease or waiting entry holds any message that the log must keep."""
+    return not (holder.kept or holder.is_empty)
 
 
 def _next(offset: bytes) -> bytes:

@@ -1,14 +1,15 @@
 """Keeps the waiting messages of a group in memory few: those whose next attempt is farthest away are spilled into rows
 (`groups.spilled`), and recalled when their time comes.
 
-A group has up to `FIXED.waiting_window` ranges of waiting messages in memory. An entry that reaches the window spills
-messages until half of it is left. A lease recalls messages that are due while the window has space, except for messages
-of paused tenants. Both depend only on replicated state. Topics that deliver in the order of keys spill nothing: each
+A group has up to `FIXED.waiting_window` ranges of waiting messages in memory. While more than half of them are in use,
+each entry spills messages. A lease recalls messages that are due while the window has space, except for messages of
+paused tenants. Both depend only on replicated state. Topics that deliver in the order of keys spill nothing: each
 waiting message keeps its key busy, in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sandq.model import offsets
@@ -19,21 +20,30 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.message_ttl import MessageTtl
-from sandq.partition.groups.waiting_table import WaitingTable
+from sandq.partition.groups.waiting_table import WaitingTable, note_made
 from sandq.partition.reader.pieces import MessageReader
 from sandq.partition.ready import queue_keys
 from sandq.partition.records.leases import Made, Waiting
 from sandq.partition.shared_state import SharedState
 
 SPILLED: Final = 1000
-"""Maximum number of messages of a group that one entry spills. A group that is still over its window continues with the
-next entry."""
+"""Maximum number of messages of a group that one entry spills. The next entry continues."""
+SPILLED_LEAST: Final = 100
+"""An entry spills half of the ranges that are too many, but at least up to this number. So no entry takes much longer
+than the nacks that it contains, and a steady flow of nacks finds space."""
 SPILLED_BYTES: Final = 1 << 20
 """Bytes of copied messages after which an entry stops spilling."""
-RECALLED: Final = 1000
+RECALLED: Final = 64
 """Maximum number of messages that one command recalls."""
+RECALLED_WITH_NEW: Final = 16
+"""Maximum number of messages that a lease recalls while new messages are ready. A node that is busy with the retries of
+an outage then makes many small leases, so that new messages wait a short time only. Retries are late instead."""
 POSTPONED_MS: Final = 30_000
 """Time after which due messages of a paused tenant are recalled again, in ms, unless the pause ends before."""
+HELD_UP: Final = 64
+"""Maximum number of messages of tenants at their limits that a lease spills to make room for those of other tenants."""
+HELD_UP_MS: Final = 5000
+"""Time after which such messages are recalled, in ms."""
 SLICE: Final = 64
 """Number of messages to spill before yielding."""
 
@@ -54,6 +64,53 @@ class Spilling:
         self._kept = kept
         self._ttl = ttl
         self._reader = reader
+        self._messages = self._bytes = 0
+        """Number of messages that `add` has spilled in this log entry, and the bytes that it has copied."""
+
+    def add(self, step: Step, group: Group, entries: Sequence[Waiting]) -> None:
+        """Store new waiting entries. Spill them at once if the end of the log entry would spill them anyway: this costs
+        less than putting them into memory first."""
+        far: list[Waiting] = []
+        messages = 0
+        for entry in entries:
+            if self._is_far(step, group, entry, messages):
+                far.append(entry)
+                messages += entry.ranges.messages
+            else:
+                self._waiting.add(step, group, entry)
+        if far:
+            self._spill_new(step, group, far)
+
+    def _is_far(self, step: Step, group: Group, entry: Waiting, before: int) -> bool:
+        """Return whether a new entry is due after all messages that a group has in memory, where there is no space for
+        it. `before`: messages that will be spilled before it."""
+        if group.waiting_ranges < group.spill_from or self._shared.is_ordered or entry.due_ms <= step.now_ms:
+            return False
+        if self._shared.rank is not None and entry.queue is None:
+            return False
+        if self._messages + before + entry.ranges.messages > SPILLED or self._bytes >= SPILLED_BYTES:
+            return False
+        farthest = group.farthest_waiting(step.now_ms)
+        return (farthest is None or farthest.due_ms <= entry.due_ms) and not self._shared.is_budget_spent
+
+    def _spill_new(self, step: Step, group: Group, entries: list[Waiting]) -> None:
+        """Spill entries that are in no table, as far as the bytes that a log entry spills allow. Add the rest."""
+        logged = sorted([one for entry in entries if not entry.kept for one in entry.ranges])
+        copied, size = self._copy(step, group, logged, SPILLED_BYTES - self._bytes) if logged else (0, 0)
+        self._bytes += size
+        left = rows.behind(logged, copied)
+        for entry in entries:
+            taken = list(entry.ranges)
+            if left and not entry.kept:
+                done = entry.ranges.count_below(left[0].base, entry.ranges.messages)
+                if rest := rows.behind(taken, done):
+                    self._waiting.add(step, group, entry.apart(rest))
+                taken = rows.first_of(taken, done)
+            if taken:
+                note_made(step, entry)
+                self._put(step, group, entry, taken)
+                self._messages += sum([length for _, length in taken])
+        group.note_change()
 
     def spill(self, step: Step) -> None:
         """Spill messages of the groups whose windows are full. Call it once all commands of an entry are
@@ -62,27 +119,42 @@ class Spilling:
             return
         for group_id in sorted(self._waiting.crowded):
             group = self._groups.by_id.get(group_id)
-            if group is None or group.waiting_ranges < group.spill_from:
+            if group is None or group.waiting_ranges <= group.spill_from:
                 self._waiting.crowded.discard(group_id)
             else:
                 self._spill_from(step, group)
+        self._messages = self._bytes = 0
 
     def _spill_from(self, step: Step, group: Group) -> None:
         """Spill the messages of a group that are due last. Messages that are due now stay in memory."""
-        messages = size = 0
-        while group.waiting_ranges > group.spill_to and (entry := group.farthest_waiting(step.now_ms)) is not None:
+        messages, size = 0, self._bytes
+        planned = min(max((group.waiting_ranges - group.spill_from) // 2, SPILLED_LEAST), SPILLED - self._messages)
+        while group.waiting_ranges > group.spill_from and (entry := group.farthest_waiting(step.now_ms)) is not None:
             if entry.expires_ms is not None and entry.expires_ms <= step.now_ms:
                 break  # it was recalled to end now
-            most = min(SPILLED - messages, group.spilled_capacity)
+            most = planned - messages
             if most <= 0 or size >= SPILLED_BYTES or self._shared.is_budget_spent:
                 break
             done, done_size = self._spill_part(step, group, entry, most, SPILLED_BYTES - size)
             messages += done
             size += done_size
 
-    def _spill_part(self, step: Step, group: Group, entry: Waiting, most: int, most_bytes: int) -> tuple[int, int]:
+    def free_window(self, step: Step, group: Group, entries: Iterable[Waiting]) -> None:
+        """Spill due messages that cannot be leased now, in the order of `entries`, as far as the limits of an entry
+        allow. They are recalled after `HELD_UP_MS`."""
+        left, until_ms = HELD_UP, step.now_ms + HELD_UP_MS
+        for entry in entries:
+            if left <= 0 or self._bytes >= SPILLED_BYTES or self._shared.is_budget_spent:
+                break
+            done, size = self._spill_part(step, group, entry, left, SPILLED_BYTES - self._bytes, until_ms)
+            left -= done
+            self._bytes += size
+
+    def _spill_part(
+        self, step: Step, group: Group, entry: Waiting, most: int, most_bytes: int, not_before_ms: int = 0
+    ) -> tuple[int, int]:
         """Spill the first messages of a waiting entry, up to `most` messages or `most_bytes`. Return their number and
-        the bytes that were copied."""
+        the bytes that were copied. `not_before_ms`: as in `SpilledMessages.put`."""
         taken = self._waiting.take(step, group, entry, most)
         done, size = sum([length for _, length in taken]), 0
         if not entry.kept:
@@ -90,10 +162,15 @@ class Spilling:
             if left := rows.behind(taken, done):
                 self._waiting.add(step, group, entry.apart(left))
                 taken = rows.first_of(taken, done)
-        spilled = [offset for base, length in taken for offset in offsets.run(base, length)]
-        group.spilled.put(step, entry, [(offset, self._expires_ms(step, group, offset)) for offset in spilled])
+        self._put(step, group, entry, taken, not_before_ms)
         group.note_change()
         return done, size
+
+    def _put(self, step: Step, group: Group, entry: Waiting, ranges: list[Range], not_before_ms: int = 0) -> None:
+        """Put messages, which the group keeps, into rows with the state of a waiting entry."""
+        spilled = [offset for base, length in ranges for offset in offsets.run(base, length)]
+        messages = [(offset, self._expires_ms(step, group, offset)) for offset in spilled]
+        group.spilled.put(step, entry, messages, not_before_ms=not_before_ms)
 
     def _copy(self, step: Step, group: Group, ranges: list[Range], most_bytes: int) -> tuple[int, int]:
         """Copy the first messages of the log in `ranges` into rows of their group, at least one. Return their number
@@ -109,13 +186,13 @@ class Spilling:
             count, size = count + 1, size + copied
         return count, size
 
-    def recall_due(self, step: Step, group: Group, until_ms: int) -> bool:
+    def recall_due(self, step: Step, group: Group, until_ms: int, *, has_new: bool = False) -> bool:
         """Bring spilled messages whose time is `until_ms` or earlier back into memory, as many as the window allows.
-        Return whether there were any."""
+        Return whether there were any. `has_new`: new messages are ready, too."""
         next_ms = group.next_recall_ms
         if next_ms is None or next_ms > until_ms:
             return False
-        most = min(RECALLED, group.window_capacity)
+        most = min(RECALLED_WITH_NEW if has_new else RECALLED, group.window_capacity)
         # The messages of a range must expire together.
         for entry in group.spilled.take_due(step, until_ms, most, merges=not self._ttl.any_expires):
             paused_ms = self._paused_ms(step, group, entry)

@@ -68,7 +68,7 @@ class WaitingTable:
         self._parted: dict[int, tuple[Group, Waiting]] = {}
         """Waiting entries by seq. They lost messages in this log entry, so their rows are out of date."""
         self.crowded: set[int] = set()
-        """Ids of groups that may have reached the number of ranges from which messages are spilled. `Spilling.spill`
+        """Ids of groups that may have more than the number of ranges above which messages are spilled. `Spilling.spill`
         checks them."""
 
     def load(self, view: View) -> None:
@@ -86,8 +86,7 @@ class WaitingTable:
             for queue, ranges in self._by_queue(self._shared.rank, group, entry, step.view).items():
                 self.add(step, group, replace(entry, ranges=PackedRanges(ranges), queue=queue))
             return
-        if entry.made is None:
-            entry.made = Made(step.stamp_ms, max(entry.due_ms - step.now_ms, 0))
+        note_made(step, entry)
         if self._ttl.any_expires:
             entry.expires_ms = self._expiries(group, entry, step.view).first_ms(entry)
         entry.seq = self._shared.next_seq
@@ -102,7 +101,7 @@ class WaitingTable:
 
     def _note_crowded(self, group: Group) -> None:
         """Note that a group may have to spill messages. Call it whenever its number of waiting ranges has risen."""
-        if group.waiting_ranges >= group.spill_from:
+        if group.waiting_ranges > group.spill_from:
             self.crowded.add(group.group_id)
 
     def _by_queue(self, rank: str, group: Group, entry: Waiting, view: View) -> dict[bytes, list[Range]]:
@@ -217,6 +216,12 @@ class WaitingTable:
             for one in entry.ranges:
                 known.add(self._ttl.range_expires_ms(group, one.base, entry.kept, view), one)
         return known
+
+
+def note_made(step: Step, entry: Waiting) -> None:
+    """Note how the time of a new entry was chosen, unless it is known."""
+    if entry.made is None:
+        entry.made = Made(step.stamp_ms, max(entry.due_ms - step.now_ms, 0))
 
 
 def _key(group: Group, entry: Waiting) -> bytes:

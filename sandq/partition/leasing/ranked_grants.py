@@ -9,6 +9,7 @@ best priority first.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from sandq.model import offsets
@@ -21,6 +22,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.leasing import retry
 from sandq.partition.leasing.fitting import LEASE_BYTES, fitting
+from sandq.partition.leasing.open_leases import OpenLeases
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -60,13 +62,15 @@ class RankedGrants:
                 # does not know that they were due, so forget them: all replicas must get the same result.
                 group.forget_popped()
                 ready.forget_returned()
-            self._spilling.recall_due(step, group, until_ms)
+            self._spilling.recall_due(step, group, until_ms, has_new=not is_stopped and ready.messages > 0)
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "if messages are ranked, each waiting entry has a queue"
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR else None
             ready.begin(step, most, group.in_flight + capacity, self._shared.in_slices)
             granted = self._lease(step, group, ready, command, capacity, is_stopped=is_stopped)
+            if group.is_recall_blocked(until_ms):
+                self._spilling.free_window(step, group, ready.held_back())
             ready.is_promoting = self._buried >= BURIED  # more messages may be due behind these
         ready.end(step)
         return granted
@@ -96,45 +100,50 @@ class RankedGrants:
         self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, capacity: int, *, is_stopped: bool
     ) -> list[Lease]:
         """Grant leases from the ready queues. `is_stopped`: lease only returned messages, no new ones."""
-        now_ms = step.now_ms
         granted: list[Lease] = []
         left_bytes, self._buried = LEASE_BYTES, 0
         for grant in command.grants:
             limit = min(grant.limit, FIXED.grant_messages, capacity)
-            while limit > 0 and left_bytes > 0 and step.grants < FIXED.entry_grants:
-                if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
-                    break
-                token = offsets.token(step.index, step.grants)
-                lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
-                lease.epoch, lease.handlers = grant.epoch, grant.handlers
-                size = self._fill(step, group, ready, lease, limit, left_bytes, is_stopped)
-                if not lease.ranges:
-                    return granted
+            most = FIXED.entry_grants - step.grants
+            if limit <= 0 or left_bytes <= 0 or most <= 0:
+                break
+            most = min(most, FIXED.leases_per_consumer - self._leases.live_count(group, grant.consumer))
+            if most <= 0:
+                continue
+            opened = OpenLeases(most, partial(_open, step, group, grant))
+            left_bytes -= self._fill(step, group, ready, opened, limit, left_bytes, is_stopped)
+            if not opened.leases:
+                break
+            for lease in opened.leases:
                 lease.reindex()
                 lease.note_last(retry.max_attempts_of(lease.retry, group, self._shared.settings))
-                limit -= lease.total
                 capacity -= lease.total
-                left_bytes -= size
                 self._leases.add(step, group, lease)
-                ready.limits.granted()
-                granted.append(lease)
-                step.grants += 1
+            ready.limits.granted()
+            granted += opened.leases
         return granted
 
     def _fill(
-        self, step: Step, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, is_stopped: bool
+        self,
+        step: Step,
+        group: Group,
+        ready: ReadyQueues,
+        opened: OpenLeases,
+        limit: int,
+        max_bytes: int,
+        is_stopped: bool,
     ) -> int:
-        """Add the next messages to a lease. All of them are alike (`Lease.alike`). Return their bytes."""
+        """Add the next messages to the leases of a grant. Return their bytes."""
         view = step.view
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
+        has_rules = is_stopped or ageing_ms is not None or self._ttl.any_expires
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
-            # All messages of a lease have the same number of attempts: does it take messages without attempts?
-            takes_new = not lease.ranges or lease.alike == FRESH._replace(retry=lease.retry)
-            if takes_new and lease.retry is None and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
+            # Messages without attempts need at most one more lease, whatever their tenants.
+            if not has_rules and opened.may_open:
                 taken, size = ready.serve_tenants(step, left, max_bytes - taken_bytes)
                 if taken:
-                    _add_singles(lease, taken)
+                    _add_singles(opened, taken)
                     left -= len(taken)
                     taken_bytes += size
                     continue
@@ -151,44 +160,51 @@ class RankedGrants:
             gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
             head = None if gets_nothing_new else ready.head(queue, view)
             if returned is not None and (head is None or _first(returned) < head.first):
-                if lease.ranges and lease.alike != returned.alike:
-                    break
                 if most > 1:
                     most = _count_in_order(returned, head, ready.next_returned(queue), most)
-                count, size = self._take_returned(step, group, lease, returned, most, max_bytes - taken_bytes)
+                added = self._take_returned(step, group, opened, queue, returned, most, max_bytes - taken_bytes)
             else:
                 assert head is not None, "a queue that has a turn contains a message"
-                own = head.extra.retry if head.extra is not None else None
-                if not takes_new or (lease.ranges and own != lease.retry):
-                    break
-                lease.retry = own
                 capacity_for_new = ready.limits.capacity_for_new(queue.tenant)
                 most = most if capacity_for_new is None else min(most, capacity_for_new)
                 assert most > 0, "a tenant without capacity for new messages is stopped"
-                count, size = self._take_head(step, group, ready, queue, lease, head, most, max_bytes - taken_bytes)
+                added = self._take_head(step, group, ready, opened, queue, head, most, max_bytes - taken_bytes)
+            if added is None:
+                break
+            count, size = added
             if count:
                 ready.serve(queue, count)
-                _note_queue(lease, queue.key, count)
             ready.settle(queue)
             left -= count
             taken_bytes += size
         return taken_bytes
 
     def _take_returned(
-        self, step: Step, group: Group, lease: Lease, entry: Waiting, limit: int, max_bytes: int
-    ) -> tuple[int, int]:
-        """Add returned messages to the lease. Return (number, bytes): zeros if messages expired instead."""
+        self,
+        step: Step,
+        group: Group,
+        opened: OpenLeases,
+        queue: ReadyQueue,
+        entry: Waiting,
+        limit: int,
+        max_bytes: int,
+    ) -> tuple[int, int] | None:
+        """Add returned messages to their lease. Return (number, bytes): zeros if messages expired instead. None if no
+        lease may take them."""
         if self._dead.end_expired(step, group, entry):
             self._note_buried(1)
             return 0, 0
+        lease = opened.lease_for(queue.tenant, entry.alike)
+        if lease is None:
+            return None
         count, size = fitting(self._kept, group, entry, limit, max_bytes, step.view)
         ranges = self._waiting.take(step, group, entry, count)
-        lease.adopt(entry.alike)
         lease.due_ms = max(lease.due_ms, entry.due_ms)
         lease.since_ms = min(lease.since_ms, entry.since_ms)
         lease.ranges += ranges
         if entry.history:
             lease.past.append((ranges, entry.history))
+        _note_queue(lease, queue.key, count)
         return count, size
 
     def _note_buried(self, messages: int) -> None:
@@ -202,32 +218,47 @@ class RankedGrants:
         step: Step,
         group: Group,
         ready: ReadyQueues,
+        opened: OpenLeases,
         queue: ReadyQueue,
-        lease: Lease,
         head: LogEntry,
         limit: int,
         max_bytes: int,
-    ) -> tuple[int, int]:
-        """Add the first entry of a queue to the lease, as far as it fits, and possibly further entries. Return (number
-        of messages, bytes)."""
-        if head.length == 1 and head.extra is None and limit > 1 and not queue.returned and not self._ttl.any_expires:
-            singles, size = ready.take_singles(step, queue, limit, max_bytes)
-            lease.ranges += singles
-            lease.due_ms = max(lease.due_ms, offsets.deliver_ms(singles[-1].base))
-            return len(singles), size
+    ) -> tuple[int, int] | None:
+        """Add the first entry of a queue to its lease, as far as it fits, and possibly further entries. Return (number
+        of messages, bytes): zeros if messages expired instead. None if no lease may take them."""
         expires_ms = self._ttl.entry_expires_ms(head)
-        self._unique.mark_delivered(step, group, head)
-        if expires_ms is not None and expires_ms <= lease.leased_ms:
+        if expires_ms is not None and expires_ms <= step.now_ms:
+            self._unique.mark_delivered(step, group, head)
             ready.take(step, queue, head.length)
             self._dead.expire(step, group, [Range(head.first, head.length)], False)
             self._note_buried(head.length)
             return 0, 0
-        unit = head.unit or head.size
-        count = min(head.length, limit, 1 + (max_bytes - 1) // unit)
-        ready.take(step, queue, count)
-        lease.ranges.append(Range(head.first, count))
-        lease.due_ms = max(lease.due_ms, offsets.deliver_ms(head.first))
-        return count, unit * count
+        rules = head.extra.retry if head.extra is not None else None
+        lease = opened.lease_for(queue.tenant, FRESH._replace(retry=rules) if rules is not None else FRESH)
+        if lease is None:
+            return None
+        if head.length == 1 and head.extra is None and limit > 1 and not queue.returned and not self._ttl.any_expires:
+            ranges, size = ready.take_singles(step, queue, limit, max_bytes)
+        else:
+            self._unique.mark_delivered(step, group, head)
+            unit = head.unit or head.size
+            count = min(head.length, limit, 1 + (max_bytes - 1) // unit)
+            ready.take(step, queue, count)
+            ranges, size = [Range(head.first, count)], unit * count
+        lease.ranges += ranges
+        lease.due_ms = max(lease.due_ms, offsets.deliver_ms(ranges[-1].base))
+        count = sum([length for _, length in ranges])
+        _note_queue(lease, queue.key, count)
+        return count, size
+
+
+def _open(step: Step, group: Group, grant: c.Grant) -> Lease:
+    """Return a new lease without messages."""
+    now_ms, token = step.now_ms, offsets.token(step.index, step.grants)
+    step.grants += 1
+    lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
+    lease.epoch, lease.handlers = grant.epoch, grant.handlers
+    return lease
 
 
 def _first(entry: Waiting) -> bytes:
@@ -254,9 +285,12 @@ def _note_queue(lease: Lease, key: bytes, count: int) -> None:
         lease.queues.append((key, count))
 
 
-def _add_singles(lease: Lease, taken: list[tuple[bytes, bytes]]) -> None:
-    """Add messages to a lease, each with its queue."""
-    for key, _ in taken:
+def _add_singles(opened: OpenLeases, taken: list[tuple[bytes, bytes]]) -> None:
+    """Add messages without attempts to their leases. `taken`: pairs of a queue and a message. The grant may open one
+    more lease for them."""
+    for key, first in taken:
+        lease = opened.lease_for(queue_keys.tenant_of(key), FRESH)
+        assert lease is not None, "one more lease may be opened"
         _note_queue(lease, key, 1)
-    lease.ranges += [Range(first, 1) for _, first in taken]
-    lease.due_ms = max(lease.due_ms, offsets.deliver_ms(max([first for _, first in taken])))
+        lease.ranges.append(Range(first, 1))
+        lease.due_ms = max(lease.due_ms, offsets.deliver_ms(first))

@@ -416,6 +416,7 @@ class LeaseSettlement:
         """
         kept = lease.kept or change is not None
         group = self._groups.by_id[lease.group_id]
+        entries: list[Waiting] = []
         is_cut = due_of is not None and group.waiting_ranges + mask.bit_count() <= group.most_waiting // CUT_SHARE
         for ranges, history, queue in self._with_history(step, lease, mask, reason, error):
             by_due: dict[int, list[Range]] = {}
@@ -432,7 +433,8 @@ class LeaseSettlement:
                 entry.queue = queue if change is None else change.queue(queue)
                 entry.snoozes, entry.crashes = lease.snoozes + (reason == SNOOZED), crashes
                 entry.retry = lease.retry
-                self._waiting.add(step, group, entry)
+                entries.append(entry)
+        self._spilling.add(step, group, entries)
         lease.left |= mask
         self._leases.store_progress(step, lease)
 

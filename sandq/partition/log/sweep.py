@@ -27,9 +27,9 @@ from sandq.partition.ready import queue_keys
 from sandq.partition.shared_state import SLICE_ITEMS, SharedState
 
 LEAST_SETTLED: Final = 1000
-SWEEP_ROWS: Final = 1000
+SWEEP_ROWS: Final = 250
 SWEEP_BYTES: Final = 8 << 20
-SWEEP_MESSAGES: Final = 16_384
+SWEEP_MESSAGES: Final = 500
 """Maximum number of messages in the rows of a step, unless the first row alone has more. A step looks up each message
 in every group."""
 FEW_QUEUES: Final = 16
@@ -119,6 +119,8 @@ class Sweeper:
         queues: the caller then looks up each message."""
         ready = group.ready
         assert ready is not None, "if messages are ranked, each group has ready queues"
+        if not ready.messages:
+            return set()
         return ready.between(first, last, view) if len(ready) <= FEW_QUEUES else None
 
     def _is_done(
@@ -134,7 +136,8 @@ class Sweeper:
         queues: list[bytes] | None = None
         for group, waits in zip(groups, promoted, strict=True):
             for offset in live:
-                holder = group.holder_of(offset, view)
+                # Spilled messages have no holder here: the group keeps each of them in its own rows.
+                holder = group.held_in_memory(offset)
                 if holder is not None:
                     if not holder.kept:
                         return False

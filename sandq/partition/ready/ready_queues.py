@@ -333,6 +333,17 @@ class ReadyQueues:
                 heapq.heappush(returned, (entry.first, seq))
         return None
 
+    def held_back(self) -> list[Waiting]:
+        """Return the returned messages of one tenant that may not have turns now: of the one with the most ranges that
+        wait in memory. The messages that come last are first. Call it after the turns of a round."""
+        waits = self.limits.crowding.waits
+        tenants = [tenant for tenant in self._back_of if tenant in self.limits.held_up]
+        most = min(tenants, key=lambda tenant: (-waits[tenant], tenant), default=None)
+        if most is None:
+            return []
+        seqs = {seq for queue in self._back_of[most].values() for _, seq in queue.returned}
+        return [self._waiting[seq] for seq in sorted(seqs & self._waiting.keys(), reverse=True)]
+
     def next_returned(self, queue: ReadyQueue) -> Waiting | None:
         """Return the second of the waiting entries that returned to a queue. None if there is none."""
         entry = self.first_returned(queue)

@@ -243,6 +243,9 @@ class TenantScheduler:
             self._changed[node.path] = None
         for child in node.children.values():
             self._forget(child)
+        # Parents and children refer to each other. Only a garbage collection would free them, and it takes some ms.
+        node.children.clear()
+        node.parent = None
 
 
 def _put_in(node: Node, parent: Node) -> None:

@@ -293,6 +293,11 @@ class Lease:
         return [(queue, sorted(ranges)) for queue, ranges in found.items()]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no message of the lease is live."""
+        return not self.live
+
+    @property
     def first(self) -> bytes | None:
         """The first live message of the lease, in log order. None if the lease has ended."""
         live = self.live
@@ -471,6 +476,11 @@ class Waiting:
     def dies_waiting(self) -> bool:
         """Whether the ttl of the first message ends before the messages are due."""
         return self.expires_ms is not None and self.expires_ms <= self.due_ms
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no messages are left."""
+        return not self.ranges.messages
 
     @property
     def first(self) -> bytes | None:

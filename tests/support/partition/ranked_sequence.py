@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 from random import Random
 from typing import Any
 
@@ -23,7 +23,7 @@ from sandq.partition.leasing import lease_reclaim
 from sandq.partition.log.appends import Stored
 from sandq.partition.reader.reader import cursor_before
 from sandq.partition.ready.ready_queue import bytes_of
-from sandq.partition.records.leases import Lease, Waiting
+from sandq.partition.records.leases import Alike, Lease, Waiting
 from tests.support.partition import in_parts
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.fair_model import FairModel
@@ -295,6 +295,9 @@ class RankedSequence:
                 self._check_leased(group, one, lease)
         if not group.paused:
             self._check_order(group, ready, names, sum(grant.limit for grant in grants))
+            if self.kind == "fair" and not self.is_limited and not self.ttls:
+                # Expired messages end a tenant's time slice at moments that the model does not know.
+                self._check_division(group, ready, leases, came)
             self._check_cuts(leases)
         else:
             assert not leases
@@ -354,16 +357,39 @@ class RankedSequence:
         if self.kind == "priority":
             assert names == ready[: len(names)]
             return
-        queues: dict[str, list[str]] = {}
-        for name in ready:
-            queues.setdefault(self.messages[name].tenant, []).append(name)
-        for tenant, queue in queues.items():
+        for tenant, queue in self._by_tenant(ready).items():
             mine = [name for name in names if self.messages[name].tenant == tenant]
             assert mine == queue[: len(mine)], f"the order of {tenant}"
-        if not self.ttls:
-            # Expired messages end a tenant's time slice at moments that the model does not know.
-            group.schedule.weights = {pattern: weight for pattern, weight, _ in self.settings["tenants"]}
-            assert names == group.schedule.take(queues, len(names))
+
+    def _by_tenant(self, names: Sequence[str]) -> dict[str, list[str]]:
+        queues: dict[str, list[str]] = {}
+        for name in names:
+            queues.setdefault(self.messages[name].tenant, []).append(name)
+        return queues
+
+    def _check_division(self, group: Group, ready: list[str], leases: Sequence[Lease], came: list[list[str]]) -> None:
+        """Check that each consumer got the messages of the next turns, and how they are divided into leases."""
+        group.schedule.weights = {pattern: weight for pattern, weight, _ in self.settings["tenants"]}
+        turns = iter(group.schedule.take(self._by_tenant(ready), sum(map(len, came))))
+        alike = {name: lease.alike for lease, together in zip(leases, came, strict=True) for name in together}
+        for _, together in groupby(zip(leases, came, strict=True), key=lambda one: one[0].consumer):
+            mine = [names for _, names in together]
+            kinds = [(name, alike[name]) for name in islice(turns, sum(map(len, mine)))]
+            assert mine == self._divided(kinds)
+
+    def _divided(self, messages: Sequence[tuple[str, Alike]]) -> list[list[str]]:
+        """Divide messages into leases of one kind each. A message joins the last lease of its kind, unless a later
+        lease has a message of its tenant."""
+        leases: list[tuple[Alike, list[str]]] = []
+        for name, alike in messages:
+            tenant = self.messages[name].tenant
+            later = [at for at, (_, names) in enumerate(leases) if tenant in {self.messages[n].tenant for n in names}]
+            same = [at for at, (kind, _) in enumerate(leases) if kind == alike]
+            if not same or same[-1] < max(later, default=0):
+                leases.append((alike, [name]))
+            else:
+                leases[same[-1]][1].append(name)
+        return [names for _, names in leases]
 
     def _check_cuts(self, leases: Sequence[Lease]) -> None:
         """Check that adjacent leases differ in attempts, snoozes, storage or rules, unless a limit split them."""

@@ -20,7 +20,7 @@ from tests.support.partition.bench import Bench
 @contextmanager
 def spilling_all() -> Iterator[None]:
     """Spill each waiting message that is not due yet. Each one is recalled when it is due."""
-    with patch.object(Group, "spill_from", 0), patch.object(Group, "spill_to", 0):
+    with patch.object(Group, "spill_from", 0):
         yield
 
 

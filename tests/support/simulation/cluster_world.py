@@ -79,8 +79,8 @@ class ClusterWorld:
         if moments:
             self.set(appends, "WHOLE_MESSAGES", WHOLE_MESSAGES)
         self.set(trim, "PIN_MS", self.level_rng.choice((300, 2000, 60_000)))
-        for limit in ("spill_from", "spill_to"):  # in half of the worlds, each message that waits is spilled
-            self.set(PartitionGroup, limit, getattr(PartitionGroup, limit) if seed % 2 else 0)
+        # In half of the worlds, each message that waits is spilled.
+        self.set(PartitionGroup, "spill_from", PartitionGroup.spill_from if seed % 2 else 0)
         self._pin_bytes = rng.choice((0, 300, 1 << 20))
         self.set(node_log, "LAG_WAL_BYTES", rng.choice((20_000, 1 << 20)))
         self._pace = rng.choice((0.3, 0.6, 0.9))

@@ -105,8 +105,7 @@ class OutageWorld(ClusterWorld):
         self._has_faults = has_faults
         super().__init__(seed)
         self.set(group_module, "FIXED", replace(FIXED, waiting_window=window))
-        self.set(Group, "spill_from", window)
-        self.set(Group, "spill_to", window // 2)
+        self.set(Group, "spill_from", window // 2)
         self.spilled = self.most_ranges = 0
         """Maximum number of spilled messages, and of waiting ranges in memory, of a group."""
 

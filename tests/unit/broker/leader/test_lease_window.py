@@ -17,6 +17,8 @@ from sandq.broker.leader.lease_window import (
     wake_ms,
 )
 from sandq.broker.stats.node_stats import NodeStats
+from sandq.partition import commands as c
+from tests.support.partition.leader_bed import LeaderBed
 from tests.support.simulation.stepped import START_MS, VirtualClock, VirtualTimers
 
 AHEAD_MS = 5
@@ -134,3 +136,30 @@ def test_other_requests_make_waiting_requests_late_in_a_window(bed: Bed) -> None
 def test_leases_of_a_long_window_are_sent_together(ahead_ms: int) -> None:
     assert push_ms(asked_ms=1000, ahead_ms=ahead_ms, span_ms=LEAST_MS) == 0
     assert push_ms(asked_ms=1000, ahead_ms=ahead_ms, span_ms=LEAST_MS + 1) == 1000 + min(ahead_ms, STORE_MS)
+
+
+def test_new_message_does_not_wait_for_the_window_of_retries() -> None:
+    bed = LeaderBed(AHEAD_MS)
+    bed.delivery.attach(bed.subscription("first"))
+    for _ in range(2):
+        bed.produce(0)
+    for (_, token), delay_ms in zip(list(bed.pushed), (3, 10), strict=True):
+        bed.call(c.Nack([(token, None, delay_ms, "x")]))
+    bed.window.span_ms = MOST_MS
+    bed.clock.ms += 3
+    bed.settle()
+    assert bed.counts == [1, 1, 1], "no lease was requested in the last window"
+    bed.clock.ms += 8
+    bed.settle()
+    assert bed.counts == [1, 1, 1], "the other retry waits for the window"
+    bed.produce(0)
+    assert bed.counts in ([1, 1, 1, 1, 1], [1, 1, 1, 2])
+
+
+def test_new_message_waits_for_the_precision_of_its_topic() -> None:
+    bed = LeaderBed(AHEAD_MS, precision="100ms")
+    bed.delivery.attach(bed.subscription("first"))
+    bed.produce(0)
+    bed.clock.ms += 10
+    bed.produce(0)
+    assert bed.counts == [1]

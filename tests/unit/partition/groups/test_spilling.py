@@ -122,6 +122,81 @@ def test_log_is_trimmed_although_spilled_retries_wait() -> None:
     assert found
 
 
+def in_memory(bench: Bench) -> int:
+    """Return the number of messages of the group that wait in memory."""
+    return sum(entry.ranges.messages for entry in group_of(bench).waiting.values())
+
+
+def test_nack_beyond_the_window_never_gets_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = failing("abc")
+    taken: list[int] = []
+    monkeypatch.setattr(Group, "add_waiting", lambda group, entry: taken.append(entry.ranges.messages))
+    bench.append("new", at=10)
+    lease = bench.one(limit=1, at=10)
+    bench.nack(lease.token, at=10, delay=60_000)
+    assert not taken and group_of(bench).spilled.messages == 2
+    monkeypatch.undo()
+    bench.restart()
+    assert drained(bench, at=70_000) == ["a", "b", "c", "new"]
+
+
+def test_retry_that_is_due_before_others_stays_in_memory() -> None:
+    bench, _ = failing("abc")
+    bench.append("soon", at=10)
+    lease = bench.one(limit=1, at=10)
+    bench.nack(lease.token, at=10, delay=1000)
+    assert bench.status().groups[0].next_ms == T + 1010
+    bench.restart()
+    assert drained(bench, at=1010) == ["soon"]
+
+
+def test_nack_of_large_messages_spills_a_part_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spilling, "SPILLED_BYTES", 250)
+    bench, _ = failing("abc")
+    for value in "defg":
+        bench.append(value * 100, at=10)
+    (lease,) = bench.lease(10, at=10)
+    bench.nack(lease.token, at=10, delay=60_000)
+    check_groups(bench)
+    assert in_memory(bench) + group_of(bench).spilled.messages == 7
+    bench.restart()
+    check_groups(bench)
+    assert sorted(value[0] for value in drained(bench, at=80_000)) == list("abcdefg")
+
+
+def test_each_entry_spills_a_part_of_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spilling, "SPILLED_LEAST", 2)
+    bench = Bench(max_attempts="none")
+    bench.open()
+    bench.append(*"abcdefghijklmnopqr")
+    (lease,) = bench.lease(100)
+    messages = enumerate(offsets.run(*lease.ranges[0]))
+    items = [(lease.token, [[base, 1]], 60_000 - number, "x") for number, base in messages]
+    # Each message is due before the one that was nacked before it. So all of them get into memory, and two may stay.
+    bench.apply(0, c.Nack(items[::2]))
+    assert in_memory(bench) == 9 - (9 - 2) // 2
+    bench.apply(0, c.Clock())
+    assert in_memory(bench) == 6 - 2
+    bench.restart()
+    bench.apply(0, c.Clock())
+    assert in_memory(bench) == 2
+
+
+@pytest.mark.parametrize("kind", ["timer", "fair"])
+def test_lease_recalls_few_retries_while_new_messages_are_ready(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spilling, "RECALLED_WITH_NEW", 1)
+    monkeypatch.setattr(group_module, "FIXED", replace(FIXED, waiting_window=8))
+    bench = RankedBench(kind, max_attempts="none") if kind == "fair" else Bench(max_attempts="none")
+    bench.open()
+    bench.append(*"abcdefghijkl")
+    fail_all(bench)
+    before = in_memory(bench)
+    bench.append("new", at=80_000)
+    found = bench.values(bench.lease(at=80_000))
+    assert len(found) == before + 1 + 1 and "new" in found
+    assert len(bench.values(bench.lease(at=80_000))) == 12 - before - 1, "without new messages, it recalls the others"
+
+
 def test_cancel_of_spilled_retry_succeeds() -> None:
     bench, found = failing()
     assert bench.cancel(found[8]).word == "cancelled"
@@ -227,12 +302,16 @@ def test_topic_with_key_order_spills_nothing() -> None:
 
 def test_large_messages_are_spilled_over_several_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spilling, "SPILLED_BYTES", 1)
-    bench, _ = failing()
-    before = group_of(bench).spilled.messages
-    assert 0 < before < 8, "each entry spills one message"
+    bench = Bench(max_attempts="none")
+    bench.open()
+    bench.append(*"abcdefgh")
+    (lease,) = bench.lease(100)
+    items = [(lease.token, [[base, 1]], 60_000, "x") for base in offsets.run(*lease.ranges[0])]
+    bench.apply(0, c.Nack(items))
+    assert group_of(bench).spilled.messages == 1, "each entry spills one message"
     for _ in range(10):
         bench.append("later", due=[10_000_000])
-    assert group_of(bench).waiting_ranges < 4
+    assert group_of(bench).spilled.messages == 6
 
 
 def test_spilled_messages_with_one_state_are_recalled_together() -> None:
@@ -291,16 +370,78 @@ def test_spilled_messages_are_leased_soon_after_their_tenant_is_resumed() -> Non
     assert sorted(found) == list("abcdefghijklmnop")
 
 
+def crowded_by_a_limit(monkeypatch: pytest.MonkeyPatch, window: int = 8) -> RankedBench:
+    """Fill the window with due retries of a tenant with one message in flight. A retry of another tenant is spilled."""
+    monkeypatch.setattr(group_module, "FIXED", replace(FIXED, waiting_window=4))
+    bench = RankedBench("fair", max_attempts="none", tenants={"busy": {"max_in_flight": 1}})
+    bench.open()
+    bench.add(*"abcdefghijklmnop", tenant="busy")
+    for number in range(16):
+        (lease,) = bench.lease(1)
+        bench.nack(lease.token, delay=60_000 + number, error="down")
+    bench.add("z", tenant="other")
+    bench.nack(bench.one(limit=1).token, delay=60_100)
+    monkeypatch.setattr(group_module, "FIXED", replace(FIXED, waiting_window=window))
+    monkeypatch.setattr(spilling, "RECALLED", window)
+    return bench
+
+
+def test_tenant_at_its_limit_does_not_keep_spilled_messages_of_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = crowded_by_a_limit(monkeypatch)
+    held = bench.lease(at=60_200)
+    assert bench.values(held) == ["a"]
+    bench.restart()
+    found: list[str] = []
+    for at in range(60_200, 60_300, 10):
+        found += [value for lease in bench.lease(at=at) for value in bench.values([lease])]
+    assert found == ["z"], "the first message of the busy tenant is still in flight"
+    for lease in (*held, *group_of(bench).leases.values()):
+        bench.ack(lease.token, at=60_300)
+    done: list[str] = []
+    for at in range(60_300, 60_300 + 4 * spilling.HELD_UP_MS, 100):
+        done += drained(bench, at=at)
+    assert sorted(done) == list("bcdefghijklmnop")
+
+
+def test_replicas_free_their_windows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    benches = [crowded_by_a_limit(monkeypatch) for _ in range(2)]
+    for at in range(60_000, 75_000, 50):
+        if at % 400 == 0:
+            benches[1].restart()
+        taken = [[bench.values([lease]) for lease in bench.lease(5, at=at)] for bench in benches]
+        assert taken[0] == taken[1]
+        for bench in benches:
+            for lease in list(group_of(bench).leases.values()):
+                if at % 250 == 0:
+                    bench.ack(lease.token, at=at)
+        assert comparable(benches[0].everything()) == comparable(benches[1].everything())
+
+
+def test_due_messages_are_recalled_although_no_more_may_be_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The messages that were in flight when the limit was reached are due much later."""
+    bench = Bench(max_attempts="none")
+    bench.open()
+    bench.append(*[f"{number:02}" for number in range(30)])
+    offsets_of = [offset for lease in bench.lease(100) for one in lease.ranges for offset in offsets.run(*one)]
+    for number, offset in enumerate(offsets_of):
+        lease = group_of(bench).held_in_memory(offset)
+        assert lease is not None
+        bench.nack(lease.token, [[offset, 1]], delay=(1000 if number < 22 else 10**8) + number)  # type: ignore[union-attr]
+    assert group_of(bench).spilled_capacity <= 0
+    assert sorted(drained(bench, at=2000)) == [f"{number:02}" for number in range(22)]
+    assert len(drained(bench, at=10**8 + 100)) == 8
+
+
 def test_restarted_replica_spills_the_same_messages_after_a_cancel_within_a_range() -> None:
-    """The cancel makes two ranges of one: then the window is full."""
+    """The cancel makes two ranges of one: then there is one too many."""
     benches = [Bench(max_attempts="none") for _ in range(2)]
     for bench in benches:
         bench.open()
         (base, _) = bench.append("a", "b", "c")
         bench.nack(bench.one().token, delay=900_000)
-        bench.append("d", "e")
+        bench.append("d")
         fail_all(bench)
-        assert group_of(bench).waiting_ranges == 3
+        assert group_of(bench).waiting_ranges == 2
         bench.cancel(offsets.shift(base, 1))
         assert group_of(bench).spilled.messages > 0
     benches[1].restart()

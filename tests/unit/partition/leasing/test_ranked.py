@@ -181,6 +181,37 @@ def test_within_a_tenant_priorities_count(fair: RankedBench) -> None:
     assert fair.take(4) == ["a-high", "b-high", "a-low", "b-low"]
 
 
+def with_retries(fair: RankedBench) -> None:
+    """Store messages of three tenants. Two of `b` and of `c` failed before, and are due at 10 ms."""
+    fair.add("b0", "b1", "c0", "c1", tenant=["b", "b", "c", "c"])
+    for lease in fair.lease(10):
+        fair.nack(lease.token, delay=10)
+    fair.add("a0", "a1", "a2", "b2", "c2", tenant=["a", "a", "a", "b", "c"])
+
+
+def test_messages_of_one_kind_share_a_lease_although_tenants_alternate(fair: RankedBench) -> None:
+    with_retries(fair)
+    fair.restart()
+    leases = fair.lease(10, at=10)
+    assert [(lease.attempt, fair.values([lease])) for lease in leases] == [
+        (1, ["a0", "a1", "a2"]),
+        (2, ["b0", "c0", "b1", "c1"]),
+        (1, ["b2", "c2"]),  # they follow the earlier messages of their tenants
+    ]
+    assert fair.status().groups[0].leased == 9
+
+
+def test_each_lease_of_a_grant_counts_for_the_limits(fair: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_retries(fair)
+    monkeypatch.setattr(ranked_grants, "FIXED", replace(FIXED, leases_per_consumer=2))
+    assert [fair.values([lease]) for lease in fair.lease(10, at=10)] == [
+        ["a0", "a1", "a2"],
+        ["b0", "c0", "b1", "c1"],
+    ]
+    assert fair.lease(10, at=10) == []
+    assert [fair.values([lease]) for lease in fair.lease(10, at=10, consumer="d")] == [["b2", "c2"]]
+
+
 def test_weights_count_and_change_while_it_runs() -> None:
     fair = RankedBench("fair", tenants={"a": {"weight": 3}})
     fair.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 
@@ -192,3 +193,19 @@ def test_tenants_that_come_and_go_do_not_accumulate() -> None:
 
 def test_scale_is_unchanged() -> None:
     assert SCALE == 1 << 20
+
+
+def test_forgotten_tenants_leave_nothing_for_the_garbage_collector() -> None:
+    turns = turns_of()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(10):
+            for tenant in (f"t{number}", "z", "z.y"):
+                turns.set_active(tenant, True)
+            for tenant in taken(turns, 3):
+                turns.set_active(tenant, False)
+            turns.rest()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

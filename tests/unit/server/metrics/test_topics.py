@@ -10,7 +10,15 @@ from sandq.server.metrics.topics import OTHER, Board, PartitionSeen, TopicNumber
 
 
 def group(name: str, *, ready: int = 0, leased: int = 0, oldest_ms: int | None = None, **others: object) -> GroupStatus:
-    fields = {"next_ms": None, "paused": None, "is_paused": False, "generation": 0, "waiting": 0, "dead": 0} | others
+    fields = {
+        "next_ms": None,
+        "head_ms": None,
+        "paused": None,
+        "is_paused": False,
+        "generation": 0,
+        "waiting": 0,
+        "dead": 0,
+    } | others
     # type: ignore[arg-type]
     return GroupStatus(group_id=1, name=name, ready=ready, leased=leased, oldest_ms=oldest_ms, **fields)
 
