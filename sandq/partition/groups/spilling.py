@@ -82,16 +82,21 @@ class Spilling:
             self._spill_new(step, group, far)
 
     def _is_far(self, step: Step, group: Group, entry: Waiting, before: int) -> bool:
-        """Return whether a new entry is due after all messages that a group has in memory, where there is no space for
-        it. `before`: messages that will be spilled before it."""
+        """Return whether there is no space in memory for a new entry, and it is not due next: a spilled message is due
+        before it, or all messages in memory are. `before`: messages that will be spilled before it."""
         if group.waiting_ranges < group.spill_from or self._shared.is_ordered or entry.due_ms <= step.now_ms:
             return False
         if self._shared.rank is not None and entry.queue is None:
             return False
         if self._messages + before + entry.ranges.messages > SPILLED or self._bytes >= SPILLED_BYTES:
             return False
+        if self._shared.is_budget_spent:
+            return False
+        spilled_ms = group.spilled.next_ms
+        if spilled_ms is not None and spilled_ms <= entry.due_ms:
+            return True
         farthest = group.farthest_waiting(step.now_ms)
-        return (farthest is None or farthest.due_ms <= entry.due_ms) and not self._shared.is_budget_spent
+        return farthest is None or farthest.due_ms <= entry.due_ms
 
     def _spill_new(self, step: Step, group: Group, entries: list[Waiting]) -> None:
         """Spill entries that are in no table, as far as the bytes that a log entry spills allow. Add the rest."""
