@@ -30,9 +30,8 @@ from sandq.client.arguments import did_you_mean
 from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, Life, StoredMessage
-from sandq.model.dead_limits import DEAD_LIMITS
+from sandq.model.dead_letter_settings import DEAD, DEAD_LIMITS, ON_EXPIRY
 from sandq.model.errors import InvalidRequest
-from sandq.model.expiry import DEAD, ON_EXPIRY
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.headers import headers_or_none
 from sandq.model.json_values import MISSING, json_bytes, shown_json, with_json_type

@@ -62,9 +62,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 from pydantic import BeforeValidator, Field, ValidationError
 
 from sandq.model import schema
-from sandq.model.dead_limits import DEAD_RETENTION_MS, MAX_DEAD_LETTERS
+from sandq.model.dead_letter_settings import DEAD, DEAD_RETENTION_MS, KEY_TTL_MS, MAX_DEAD_LETTERS, ON_EXPIRY
 from sandq.model.errors import InvalidSetting
-from sandq.model.expiry import DEAD, KEY_TTL_MS, ON_EXPIRY
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTINGS, key_limit
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER

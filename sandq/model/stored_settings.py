@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from sandq.model.dead_letter_settings import ON_EXPIRY
 from sandq.model.errors import InvalidName, InvalidRequest, InvalidSetting
-from sandq.model.expiry import ON_EXPIRY
 from sandq.model.group_limits import GROUP_LIMITS, MOST
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY
 from sandq.model.limits import FIXED

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.expiry import DROP, expiry_rule
+from sandq.model.dead_letter_settings import DROP, expiry_rule
 from sandq.model.outbox import Target
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, Range

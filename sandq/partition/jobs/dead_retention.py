@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sandq.model.dead_limits import DEAD_RETENTION_MS, MAX_DEAD_LETTERS
+from sandq.model.dead_letter_settings import DEAD_RETENTION_MS, MAX_DEAD_LETTERS
 from sandq.partition.base.stale_heaps import LeastOf
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View

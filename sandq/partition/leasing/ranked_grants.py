@@ -104,11 +104,9 @@ class RankedGrants:
         left_bytes, self._buried = LEASE_BYTES, 0
         for grant in command.grants:
             limit = min(grant.limit, FIXED.grant_messages, capacity)
-            most = FIXED.entry_grants - step.grants
+            of_consumer = FIXED.leases_per_consumer - self._leases.live_count(group, grant.consumer)
+            most = min(FIXED.entry_grants - step.grants, of_consumer)
             if limit <= 0 or left_bytes <= 0 or most <= 0:
-                break
-            most = min(most, FIXED.leases_per_consumer - self._leases.live_count(group, grant.consumer))
-            if most <= 0:
                 continue
             opened = OpenLeases(most, partial(_open, step, group, grant))
             left_bytes -= self._fill(step, group, ready, opened, limit, left_bytes, is_stopped)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.expiry import DROP, KEY_TTL_MS, ON_EXPIRY, expiry_rule
+from sandq.model.dead_letter_settings import DROP, KEY_TTL_MS, ON_EXPIRY, expiry_rule
 from sandq.model.outbox import Target
 from sandq.model.retries import RetryRules, rules_of
 from sandq.partition import commands as c

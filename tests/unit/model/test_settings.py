@@ -7,8 +7,8 @@ import msgpack
 import pytest
 
 from sandq.model import schema
+from sandq.model.dead_letter_settings import ON_EXPIRY, expiry_rule
 from sandq.model.errors import InvalidSetting
-from sandq.model.expiry import ON_EXPIRY, expiry_rule
 from sandq.model.key_limits import key_limit
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.settings import (
