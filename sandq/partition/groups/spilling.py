@@ -33,11 +33,8 @@ SPILLED_LEAST: Final = 100
 than the nacks that it contains, and a steady flow of nacks finds space."""
 SPILLED_BYTES: Final = 1 << 20
 """Bytes of copied messages after which an entry stops spilling."""
-RECALLED: Final = 64
+RECALLED: Final = 250
 """Maximum number of messages that one command recalls."""
-RECALLED_WITH_NEW: Final = 16
-"""Maximum number of messages that a lease recalls while new messages are ready. A node that is busy with the retries of
-an outage then makes many small leases, so that new messages wait a short time only. Retries are late instead."""
 POSTPONED_MS: Final = 30_000
 """Time after which due messages of a paused tenant are recalled again, in ms, unless the pause ends before."""
 HELD_UP: Final = 64
@@ -191,13 +188,13 @@ class Spilling:
             count, size = count + 1, size + copied
         return count, size
 
-    def recall_due(self, step: Step, group: Group, until_ms: int, *, has_new: bool = False) -> bool:
-        """Bring spilled messages whose time is `until_ms` or earlier back into memory, as many as the window allows.
-        Return whether there were any. `has_new`: new messages are ready, too."""
+    def recall_due(self, step: Step, group: Group, until_ms: int, most: int = RECALLED) -> bool:
+        """Bring up to `most` spilled messages whose time is `until_ms` or earlier back into memory, as many as the
+        window allows. Return whether there were any."""
         next_ms = group.next_recall_ms
         if next_ms is None or next_ms > until_ms:
             return False
-        most = min(RECALLED_WITH_NEW if has_new else RECALLED, group.window_capacity)
+        most = min(most, group.window_capacity)
         # The messages of a range must expire together.
         for entry in group.spilled.take_due(step, until_ms, most, merges=not self._ttl.any_expires):
             paused_ms = self._paused_ms(step, group, entry)

@@ -66,8 +66,7 @@ class LeaseGrants:
         """Grant leases in a topic that does not rank messages, `capacity` messages at most."""
         view, now_ms = step.view, step.now_ms
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
-        if group.next_recall_ms is not None:  # otherwise the log need not be read
-            self._spilling.recall_due(step, group, horizon_ms, has_new=self._has_new(group, horizon_ms, view))
+        self._spilling.recall_due(step, group, horizon_ms)
         granted: list[Lease] = []
         left_bytes, is_empty = LEASE_BYTES, False
         for grant in command.grants:
@@ -102,10 +101,8 @@ class LeaseGrants:
         """Return whether a further lease may find messages. The last lease found none, perhaps only because it reached
         a limit."""
         free = group.order.first_free()
-        return (free is not None and offsets.deliver_ms(free) <= horizon_ms) or self._has_new(group, horizon_ms, view)
-
-    def _has_new(self, group: Group, horizon_ms: int, view: View) -> bool:
-        """Return whether the next message of the log is due."""
+        if free is not None and offsets.deliver_ms(free) <= horizon_ms:
+            return True
         head = group.reader.head(view)
         return head is not None and offsets.deliver_ms(head.first) <= horizon_ms
 

@@ -33,6 +33,12 @@ PROMOTED: Final = 10_000
 """A lease command stops promoting after this number of messages."""
 PART_ENTRIES: Final = 256
 """Number of entries to promote before yielding."""
+RECALLED: Final = 64
+"""Maximum number of messages that a lease command recalls."""
+RECALLED_WITH_NEW: Final = 16
+"""While new messages are ready, a lease command recalls half as many messages, but at least up to this number. A node
+that is busy with the retries of an outage then makes many small leases, so that new messages wait a short time only.
+Retries are late instead."""
 BURIED: Final = 1000
 """Number of expired messages after which a lease command stops making more of them dead."""
 
@@ -62,7 +68,9 @@ class RankedGrants:
                 # does not know that they were due, so forget them: all replicas must get the same result.
                 group.forget_popped()
                 ready.forget_returned()
-            self._spilling.recall_due(step, group, until_ms, has_new=not is_stopped and ready.messages > 0)
+            has_new = not is_stopped and ready.messages > 0
+            recalled = max(ready.messages // 2, RECALLED_WITH_NEW) if has_new else RECALLED
+            self._spilling.recall_due(step, group, until_ms, min(recalled, RECALLED))
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "if messages are ranked, each waiting entry has a queue"
                 ready.give_back(entry.queue, entry)

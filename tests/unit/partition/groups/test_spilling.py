@@ -16,6 +16,7 @@ from sandq.partition.base.digest import comparable
 from sandq.partition.groups import group as group_module
 from sandq.partition.groups import spilling
 from sandq.partition.groups.group import Group
+from sandq.partition.leasing import ranked_grants
 from sandq.partition.log import sweep
 from sandq.partition.queries.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T, by_id
@@ -182,19 +183,19 @@ def test_each_entry_spills_a_part_of_what_is_too_much(monkeypatch: pytest.Monkey
     assert in_memory(bench) == 2
 
 
-@pytest.mark.parametrize("kind", ["timer", "fair"])
-def test_lease_recalls_few_retries_while_new_messages_are_ready(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spilling, "RECALLED_WITH_NEW", 1)
+@pytest.mark.parametrize("new", [1, 6])
+def test_lease_recalls_few_retries_while_new_messages_are_ready(new: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked_grants, "RECALLED_WITH_NEW", 1)
     monkeypatch.setattr(group_module, "FIXED", replace(FIXED, waiting_window=8))
-    bench = RankedBench(kind, max_attempts="none") if kind == "fair" else Bench(max_attempts="none")
+    bench = RankedBench("fair", max_attempts="none")
     bench.open()
     bench.append(*"abcdefghijkl")
     fail_all(bench)
     before = in_memory(bench)
-    bench.append("new", at=80_000)
+    bench.append(*[f"new{number}" for number in range(new)], at=80_000)
     found = bench.values(bench.lease(at=80_000))
-    assert len(found) == before + 1 + 1 and "new" in found
-    assert len(bench.values(bench.lease(at=80_000))) == 12 - before - 1, "without new messages, it recalls the others"
+    assert len(found) == before + new + max(new // 2, 1)
+    assert len(bench.values(bench.lease(at=80_000))) == 12 - before - max(new // 2, 1), "then it recalls the others"
 
 
 def test_cancel_of_spilled_retry_succeeds() -> None:
@@ -382,7 +383,7 @@ def crowded_by_a_limit(monkeypatch: pytest.MonkeyPatch, window: int = 8) -> Rank
     bench.add("z", tenant="other")
     bench.nack(bench.one(limit=1).token, delay=60_100)
     monkeypatch.setattr(group_module, "FIXED", replace(FIXED, waiting_window=window))
-    monkeypatch.setattr(spilling, "RECALLED", window)
+    monkeypatch.setattr(ranked_grants, "RECALLED", window)
     return bench
 
 
