@@ -114,6 +114,10 @@ class BatchAccumulator:
             self._seal(partition_producer, traits)
             batch, sealed = None, True
         if batch is None:
+            for other in [other for other, one in partition_producer.open.items() if one.has_grown]:
+                # Its messages were sent first. They must not wait for more than the linger time behind others.
+                self._seal(partition_producer, other)
+                sealed = True
             batch = partition_producer.open[traits] = Batch(traits, number, anyio.current_time())
             batch.asker = asker()
             self._busy[partition_producer] = None
@@ -202,6 +206,7 @@ class BatchAccumulator:
             if batch.opened_at + self._options.linger_s > now:
                 continue
             if partition_producer.grows(batch, now):
+                batch.has_grown = True
                 self.partitioner.move_on(traits, partition_producer.partition)
             else:
                 self._seal(partition_producer, traits)

@@ -46,6 +46,7 @@ class Batch(NumberedBatch):
 
     __slots__ = (
         "expected",
+        "has_grown",
         "headers",
         "keys",
         "partition",
@@ -74,6 +75,7 @@ class Batch(NumberedBatch):
         self.ranks: list[Rank] = []
         self.rules: list[RetryRules] = []
         self.size_bytes = 0
+        self.has_grown = False  # whether it was still open after its linger time
         self.raised = 0  # number of receipts that have raised their error
 
     def add_more(

@@ -17,8 +17,8 @@ is stored, and it fails with an error that says so.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import Final
 
 import anyio
 
@@ -35,6 +35,11 @@ from sandq.protocol.replies import Offsets
 RETRY_S = FIXED.producer_retry_ms / 1000
 """A batch that may be stored is not retried later than this time after its first attempt, in seconds. The broker relies
 on this."""
+
+
+GROWS_S: Final = 1.0
+"""Time after its first message for which a batch may grow, in seconds. The delivery time of all its messages begins
+with the first one."""
 
 
 class PartitionProducer(BatchSender[Batch]):
@@ -66,17 +71,20 @@ class PartitionProducer(BatchSender[Batch]):
 
     @property
     def stuck(self) -> bool:
-        """True if a new batch would have to wait for the answers to earlier ones."""
-        if not self.in_flight or self.is_interrupted:
-            return self.is_interrupted
-        oldest = next(iter(self.in_flight))
-        following = self._sequence + 1 if self._epoch == oldest.epoch else math.inf
-        return bool(self.waiting) or following - oldest.sequence >= self.options.in_flight_batches
+        """True if a new batch would have to wait: for a leader, or for the answers to earlier batches."""
+        if self.is_interrupted or self.waiting:
+            return True
+        oldest = next(iter(self.in_flight), None)
+        if oldest is None:
+            return False
+        return self._epoch != oldest.epoch or self._sequence + 1 - oldest.sequence >= self.options.in_flight_batches
 
     def grows(self, batch: Batch, now: float) -> bool:
-        """Return whether an open batch whose linger time is over takes further messages: it could not be sent now,
-        because as many batches as allowed are in flight."""
-        return self.stuck and not self.is_interrupted and now < self.deadline(batch)
+        """Return whether an open batch whose linger time is over takes further messages for up to `GROWS_S`: it could
+        not be sent now, because as many batches as allowed are in flight."""
+        if now >= batch.opened_at + GROWS_S or not self.in_flight or self.is_interrupted:
+            return False
+        return self.stuck
 
     @property
     def unconfirmed(self) -> int:
@@ -95,9 +103,8 @@ class PartitionProducer(BatchSender[Batch]):
         deadline."""
         ends = [batch.opened_at + self.options.linger_s for batch in self.open.values()]
         if any(end <= now for end in ends):
-            # An answer wakes the batches that grow, or their delivery time ends.
             ends = [
-                self.deadline(batch) if end <= now and self.grows(batch, now) else end
+                batch.opened_at + GROWS_S if end <= now and self.grows(batch, now) else end
                 for batch, end in zip(self.open.values(), ends, strict=True)
             ]
         return min([super().next_time(now), *ends])

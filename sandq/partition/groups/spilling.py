@@ -9,7 +9,7 @@ waiting message keeps its key busy, in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from sandq.model import offsets
@@ -33,14 +33,16 @@ SPILLED_LEAST: Final = 100
 than the nacks that it contains, and a steady flow of nacks finds space."""
 SPILLED_BYTES: Final = 1 << 20
 """Bytes of copied messages after which an entry stops spilling."""
-RECALLED: Final = 250
-"""Maximum number of messages that one command recalls."""
+RECALLED: Final = 64
+"""Number of messages that `recall_due` recalls, if so many are due and its caller gives no other number."""
+EXAMINED: Final = 500
+"""Maximum number of spilled messages that `recall_due` looks at, including those that it leaves spilled."""
 POSTPONED_MS: Final = 30_000
 """Time after which due messages of a paused tenant are recalled again, in ms, unless the pause ends before."""
-HELD_UP: Final = 64
-"""Maximum number of messages of tenants at their limits that a lease spills to make room for those of other tenants."""
-HELD_UP_MS: Final = 5000
-"""Time after which such messages are recalled, in ms."""
+FREED: Final = 64
+"""Maximum number of ranges of tenants at their limits that a lease spills to make room for those of other tenants."""
+HELD_UP_MS: Final = 10_000
+"""Time after which messages that were left spilled because of their tenant's limits are recalled, in ms."""
 SLICE: Final = 64
 """Number of messages to spill before yielding."""
 
@@ -142,15 +144,19 @@ class Spilling:
             size += done_size
 
     def free_window(self, step: Step, group: Group, entries: Iterable[Waiting]) -> None:
-        """Spill due messages that cannot be leased now, in the order of `entries`, as far as the limits of an entry
-        allow. They are recalled after `HELD_UP_MS`."""
-        left, until_ms = HELD_UP, step.now_ms + HELD_UP_MS
+        """Spill due messages that cannot be leased now, in the order of `entries`, up to `FREED` ranges, and as far as
+        the limits of an entry allow. They are recalled after `HELD_UP_MS`. Messages whose ttl has passed stay."""
+        until_ms, enough = step.now_ms + HELD_UP_MS, group.waiting_ranges - FREED
         for entry in entries:
+            left = SPILLED - self._messages
             if left <= 0 or self._bytes >= SPILLED_BYTES or self._shared.is_budget_spent:
                 break
-            done, size = self._spill_part(step, group, entry, left, SPILLED_BYTES - self._bytes, until_ms)
-            left -= done
-            self._bytes += size
+            if group.waiting_ranges <= enough:
+                break
+            if entry.expires_ms is None or entry.expires_ms > step.now_ms:
+                done, size = self._spill_part(step, group, entry, left, SPILLED_BYTES - self._bytes, until_ms)
+                self._messages += done
+                self._bytes += size
 
     def _spill_part(
         self, step: Step, group: Group, entry: Waiting, most: int, most_bytes: int, not_before_ms: int = 0
@@ -188,39 +194,62 @@ class Spilling:
             count, size = count + 1, size + copied
         return count, size
 
-    def recall_due(self, step: Step, group: Group, until_ms: int, most: int = RECALLED) -> bool:
-        """Bring up to `most` spilled messages whose time is `until_ms` or earlier back into memory, as many as the
-        window allows. Return whether there were any."""
-        next_ms = group.next_recall_ms
-        if next_ms is None or next_ms > until_ms:
-            return False
-        most = min(most, group.window_capacity)
-        # The messages of a range must expire together.
-        for entry in group.spilled.take_due(step, until_ms, most, merges=not self._ttl.any_expires):
-            paused_ms = self._paused_ms(step, group, entry)
-            if paused_ms is None:
-                self._waiting.add(step, group, entry)
-            else:
-                self._postpone(step, group, entry, min(paused_ms, step.now_ms + POSTPONED_MS))
-        return True
+    def recall_due(
+        self,
+        step: Step,
+        group: Group,
+        until_ms: int,
+        most: int = RECALLED,
+        is_held_up: Callable[[str], bool] | None = None,
+    ) -> bool:
+        """Bring up to `most` spilled messages whose time is `until_ms` or earlier back into memory, while the window
+        has space. Return whether there were any.
 
-    def _paused_ms(self, step: Step, group: Group, entry: Waiting) -> int | None:
-        """Return when the pause of the tenant of a waiting entry ends, in ms. None if it is not paused."""
-        if group.ready is None or entry.queue is None or not group.pauses.tenants:
+        Messages of paused tenants are left spilled until the pause ends, at most for `POSTPONED_MS`, and those of
+        tenants for which `is_held_up` returns True for `HELD_UP_MS`."""
+        recalled = examined = 0
+        while recalled < most and examined < EXAMINED:
+            next_ms = group.next_recall_ms
+            if next_ms is None or next_ms > until_ms:
+                break
+            part = min(most - recalled, EXAMINED - examined)
+            # The messages of a range must expire together.
+            for entry in group.spilled.take_due(step, until_ms, part, merges=not self._ttl.any_expires):
+                examined += entry.ranges.messages
+                later_ms = self._later_ms(step, group, entry, is_held_up)
+                if later_ms is None:
+                    recalled += entry.ranges.messages
+                    self._waiting.add(step, group, entry)
+                else:
+                    self._postpone(step, group, entry, later_ms)
+            self._shared.yield_now()
+        return examined > 0
+
+    def _later_ms(
+        self, step: Step, group: Group, entry: Waiting, is_held_up: Callable[[str], bool] | None
+    ) -> int | None:
+        """Return until when a due entry is left spilled, in ms. None if it is recalled now."""
+        if group.ready is None or entry.queue is None:
             return None
-        return group.ready.limits.pauses.until_ms(queue_keys.tenant_of(entry.queue), step.now_ms)
+        tenant = queue_keys.tenant_of(entry.queue)
+        paused_ms = group.ready.limits.pauses.until_ms(tenant, step.now_ms) if group.pauses.tenants else None
+        if paused_ms is not None:
+            return min(paused_ms, step.now_ms + POSTPONED_MS)
+        return step.now_ms + HELD_UP_MS if is_held_up is not None and is_held_up(tenant) else None
 
     def _postpone(self, step: Step, group: Group, entry: Waiting, until_ms: int) -> None:
         """Leave the messages of an entry that was taken out of its rows spilled until `until_ms`, so that they fill no
         part of the window. Messages whose ttl has passed are recalled."""
         ended: list[Range] = []
+        left: list[tuple[bytes, int | None]] = []
         for base, length in entry.ranges:
             for offset in offsets.run(base, length):
                 expires_ms = self._expires_ms(step, group, offset)
                 if expires_ms is not None and expires_ms <= step.now_ms:
                     ended.append(Range(offset, 1))
                 else:
-                    group.spilled.put(step, entry, [(offset, expires_ms)], not_before_ms=until_ms)
+                    left.append((offset, expires_ms))
+        group.spilled.put(step, entry, left, not_before_ms=until_ms)
         if ended:
             self._waiting.add(step, group, entry.apart(ended))
 

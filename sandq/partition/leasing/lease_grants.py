@@ -15,6 +15,7 @@ from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_limits import GroupLimits
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.spilling import RECALLED
 from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.leasing import retry
 from sandq.partition.leasing.fitting import LEASE_BYTES, fitting
@@ -66,7 +67,7 @@ class LeaseGrants:
         """Grant leases in a topic that does not rank messages, `capacity` messages at most."""
         view, now_ms = step.view, step.now_ms
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
-        self._spilling.recall_due(step, group, horizon_ms)
+        self._spilling.recall_due(step, group, horizon_ms, max(min(capacity, FIXED.grant_messages), RECALLED))
         granted: list[Lease] = []
         left_bytes, is_empty = LEASE_BYTES, False
         for grant in command.grants:

@@ -19,6 +19,7 @@ from sandq.partition.base.rows import LogEntry, Range
 from sandq.partition.base.step import Step
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.spilling import RECALLED
 from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.leasing import retry
 from sandq.partition.leasing.fitting import LEASE_BYTES, fitting
@@ -33,12 +34,10 @@ PROMOTED: Final = 10_000
 """A lease command stops promoting after this number of messages."""
 PART_ENTRIES: Final = 256
 """Number of entries to promote before yielding."""
-RECALLED: Final = 64
-"""Maximum number of messages that a lease command recalls."""
 RECALLED_WITH_NEW: Final = 16
-"""While new messages are ready, a lease command recalls half as many messages, but at least up to this number. A node
-that is busy with the retries of an outage then makes many small leases, so that new messages wait a short time only.
-Retries are late instead."""
+"""Number of messages that a lease command recalls if new ones have come since the last lease, instead of `RECALLED`. A
+node that is busy with the retries of an outage then makes many small leases, so that new messages wait a short time
+only. Retries are late instead."""
 BURIED: Final = 1000
 """Number of expired messages after which a lease command stops making more of them dead."""
 
@@ -54,9 +53,12 @@ class RankedGrants:
         self._dead = group_state.dead
         self._unique = unique
         self._buried = 0
+        self._promoted = 0
+        """Number of messages that the lease command has promoted."""
 
     def grant(self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, capacity: int) -> list[Lease]:
         """Grant leases of ready messages, in order, `capacity` messages at most."""
+        self._promoted = 0
         is_stopped = group.pause_reason() is not None
         until_ms = min(command.horizon_ms, step.now_ms)  # after a clock error, `now_ms` may be ahead
         is_all = is_stopped or self._promote(step, group, ready, until_ms)
@@ -68,9 +70,10 @@ class RankedGrants:
                 # does not know that they were due, so forget them: all replicas must get the same result.
                 group.forget_popped()
                 ready.forget_returned()
-            has_new = not is_stopped and ready.messages > 0
-            recalled = max(ready.messages // 2, RECALLED_WITH_NEW) if has_new else RECALLED
-            self._spilling.recall_due(step, group, until_ms, min(recalled, RECALLED))
+            # If the lease takes many new messages, it also takes many retries, so that these do not fall behind.
+            recalled = min(ready.messages, capacity, FIXED.grant_messages) // 2
+            recalled = max(recalled, RECALLED_WITH_NEW if self._promoted else RECALLED)
+            self._spilling.recall_due(step, group, until_ms, recalled)
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "if messages are ranked, each waiting entry has a queue"
                 ready.give_back(entry.queue, entry)
@@ -79,6 +82,9 @@ class RankedGrants:
             granted = self._lease(step, group, ready, command, capacity, is_stopped=is_stopped)
             if group.is_recall_blocked(until_ms):
                 self._spilling.free_window(step, group, ready.held_back())
+            if not granted and ready.limits.held_up:
+                # Messages of tenants at their limits may be due before those of others. There are too many for memory.
+                self._spilling.recall_due(step, group, until_ms, is_held_up=ready.limits.held_up.__contains__)
             ready.is_promoting = self._buried >= BURIED  # more messages may be due behind these
         ready.end(step)
         return granted
@@ -87,7 +93,6 @@ class RankedGrants:
         """Promote a bounded number of due messages of the log into ready queues. Return whether all due messages are
         promoted."""
         view = step.view
-        messages = 0
         while ready.takes_more:
             passed = group.reader.advance_over_due(view, until_ms, PART_ENTRIES)
             if not passed:
@@ -97,8 +102,8 @@ class RankedGrants:
                 group.gaps.clear_passed(step, group.cursor)
             for key, entry in queue_keys.split(ready.rank, passed, view):
                 ready.add(step, key, entry)
-                messages += entry.length
-            if messages >= PROMOTED:
+                self._promoted += entry.length
+            if self._promoted >= PROMOTED:
                 head = group.reader.head(view)
                 return head is None or offsets.deliver_ms(head.first) > until_ms
             self._shared.yield_now()

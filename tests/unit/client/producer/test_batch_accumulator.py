@@ -11,6 +11,7 @@ import trio.testing
 from sandq.client.options import Options
 from sandq.client.producer.batch_accumulator import BatchAccumulator
 from sandq.client.producer.batches import Batch
+from sandq.client.producer.validation import TTL_BIT
 from sandq.model.batch import Batch as Encoded
 from sandq.model.limits import FIXED
 from sandq.model.offsets import pack
@@ -40,10 +41,10 @@ class Bed:
         assert self.node.wire is not None
         return self.node.wire
 
-    def add(self, count: int = 1) -> None:
+    def add(self, count: int = 1, ttl_ms: int | None = None) -> None:
         """Add messages, let the linger time pass, and let the producer do what is due."""
         for _ in range(count):
-            self.accumulator.add(b"x", None, None, 0, 0, None, None, None)
+            self.accumulator.add(b"x", None, None, TTL_BIT if ttl_ms else 0, 0, None, ttl_ms, None)
         self.advance(LINGER_S)
 
     def advance(self, seconds: float) -> float:
@@ -129,6 +130,66 @@ def test_messages_without_a_key_go_to_another_partition_while_one_is_slow() -> N
         assert sum(len(batch) for batch in bed.done) >= 40 - IN_FLIGHT - 1
 
     with_bed(body, partitions=2)
+
+
+def test_messages_without_a_key_avoid_a_partition_without_a_leader() -> None:
+    def body(bed: Bed) -> None:
+        wire = bed.wire
+        bed.node.leader = lambda topic, partition: None if partition == 0 else wire  # type: ignore[method-assign]
+        for _ in range(40):
+            bed.add()
+            while bed.wire.requests:
+                bed.answer(1)
+        assert sum(len(batch) for batch in bed.done) >= 38
+
+    with_bed(body, partitions=2)
+
+
+def test_batch_that_grows_is_sent_in_a_new_epoch_after_a_failure() -> None:
+    def body(bed: Bed) -> None:
+        for _ in range(IN_FLIGHT + 3):
+            bed.add()
+        bed.wire.requests.clear()
+        bed.wire.cut()
+        for _ in range(100):
+            bed.advance(0.1)
+            while bed.wire.requests:
+                bed.answer()
+        assert sum(len(batch) for batch in bed.done if batch.offsets is not None) == IN_FLIGHT + 3
+
+    with_bed(body)
+
+
+def test_batch_grows_for_a_second() -> None:
+    """The delivery time of its last message must not be over soon after its `send`."""
+
+    def body(bed: Bed) -> None:
+        for _ in range(IN_FLIGHT):
+            bed.add()
+        for _ in range(30):
+            bed.add()
+            bed.advance(0.1)
+        bed.answer()
+        bed.answer()
+        bed.answer()
+        assert [count for _, count in bed.sent()] == [1, 1, *[count for _, count in bed.sent()[2:]]]
+        assert all(5 <= count <= 11 for _, count in bed.sent()[2:])
+
+    with_bed(body)
+
+
+def test_messages_of_another_kind_do_not_overtake_a_batch_that_grows() -> None:
+    def body(bed: Bed) -> None:
+        for _ in range(IN_FLIGHT):
+            bed.add()
+        bed.add(2)
+        bed.add(3, ttl_ms=60_000)
+        bed.add(4)
+        for _ in range(IN_FLIGHT + 1):
+            bed.answer()
+        assert [count for _, count in bed.sent()] == [3, 4]
+
+    with_bed(body, batch_messages=4)
 
 
 def test_recovered_broker_gets_all_messages_once() -> None:

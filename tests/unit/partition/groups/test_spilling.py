@@ -404,6 +404,50 @@ def test_tenant_at_its_limit_does_not_keep_spilled_messages_of_others_waiting(mo
     assert sorted(done) == list("bcdefghijklmnop")
 
 
+def test_ranges_of_several_messages_are_freed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "FIXED", replace(FIXED, waiting_window=6, spilled_messages=10_000))
+    monkeypatch.setattr(spilling, "FREED", 2)
+    bench = RankedBench("fair", max_attempts="none", tenants={"busy": {"max_in_flight": 1}})
+    bench.open()
+    for _ in range(20):
+        bench.add(*"abcdefghij", tenant="busy")
+    bench.add("z", tenant="other")
+    for at in range(201):
+        (lease,) = bench.lease(1)
+        bench.nack(lease.token, delay=60_000 if at < 200 else 60_100)
+    found: list[str] = []
+    for at in range(61_000, 61_100, 10):
+        found += [value for lease in bench.lease(5, at=at) for value in bench.values([lease]) if value == "z"]
+    assert found == ["z"]
+
+
+def test_expired_messages_are_not_freed_but_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = crowded_by_a_limit(monkeypatch)
+    bench.apply(60_150, c.Configure(bench.settings | {"ttl_ms": 61_000}))
+    for at in range(60_200, 63_000, 50):
+        bench.lease(5, at=at)
+        bench.expire(at)
+    assert len(bench.dead()) >= 15 and not group_of(bench).spilled.messages
+
+
+@pytest.mark.parametrize("kind", ["timer", "fair"])
+def test_retries_do_not_fall_behind_a_backlog(kind: str) -> None:
+    """Each lease takes 40 messages, of which a quarter fails once. Retries come at about their time."""
+    bench = RankedBench(kind, max_attempts="none") if kind == "fair" else Bench(max_attempts="none")
+    bench.open()
+    bench.append(*[f"{number:04}" for number in range(2000)])
+    late = 0
+    for at in range(0, 4000, 100):
+        for lease in bench.lease(40, at=at):
+            if lease.attempt == 1:
+                failed = [offset for one in lease.ranges for offset in offsets.run(*one)][:10]
+                bench.nack(lease.token, [[offset, 1] for offset in failed], at=at, delay=500)
+            else:
+                late = max(late, at - (lease.due_ms - T))
+            bench.ack(lease.token, at=at)
+    assert 0 <= late <= 400, late
+
+
 def test_replicas_free_their_windows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     benches = [crowded_by_a_limit(monkeypatch) for _ in range(2)]
     for at in range(60_000, 75_000, 50):
