@@ -111,7 +111,7 @@ class ClusterWorld:
         setattr(module, name, value)
 
     def close(self) -> None:
-        for undo in self._undo:
+        for undo in reversed(self._undo):  # a variable may have been set twice
             undo()
 
     # -- contents -------------------------------------------------------------------------------------------------
