@@ -34,7 +34,7 @@ than the nacks that it contains, and a steady flow of nacks finds space."""
 SPILLED_BYTES: Final = 1 << 20
 """Bytes of copied messages after which an entry stops spilling."""
 RECALLED: Final = 64
-"""Number of messages that `recall_due` recalls, if so many are due and its caller gives no other number."""
+"""Maximum number of messages that `recall_due` recalls, unless its caller gives another number."""
 EXAMINED: Final = 500
 """Maximum number of spilled messages that `recall_due` looks at, including those that it leaves spilled."""
 POSTPONED_MS: Final = 30_000
