@@ -26,18 +26,16 @@ import structlog
 
 from sandq.model.limits import Limits
 
-YOUNG_OBJECTS: Final = 1_000
+YOUNG_OBJECTS: Final = 5_000
 """Net number of new objects after which the youngest generation is collected.
 
-A collection stops the process for about 1 ms for each 1,000 new objects that are in use, such as the objects of waiting
-messages. Many short stops delay messages less than few long ones."""
+A collection takes some ms if all new objects are in use, such as the objects of waiting requests. A reply of 1,000
+messages consists of some thousands of objects. With Python's default of 700, every few replies would cause a collection
+of all objects, which stops the process for a tenth of a second and more."""
 YOUNG_ROUNDS: Final = 5
 """Number of collections of the youngest generation for each collection of the middle one."""
-ROUNDS: Final = 2_500
-"""Number of collections of the middle generation for each full one, which may take a tenth of a second.
-
-A reply of 1,000 messages consists of some thousands of objects. With Python's default of 10, every few dozen replies
-would cause a full collection."""
+ROUNDS: Final = 500
+"""Number of collections of the middle generation for each full one, which may take a tenth of a second."""
 
 
 def collect_rarely() -> None:
