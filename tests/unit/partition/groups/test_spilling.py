@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,18 @@ def failing(values: str = "abcdefghij", **settings: Any) -> tuple[Bench, list[by
     bench.open()
     bench.append(*values)
     return bench, fail_all(bench)
+
+
+def fail_together(values: str, delays: Sequence[int]) -> Bench:
+    """Lease messages together, and nack each of them in one entry, with a delay of its own."""
+    bench = Bench(max_attempts="none")
+    bench.open()
+    bench.append(*values)
+    (lease,) = bench.lease(100)
+    messages = offsets.run(*lease.ranges[0])
+    items = [(lease.token, [[base, 1]], delay, "x") for base, delay in zip(messages, delays, strict=True)]
+    bench.apply(0, c.Nack(items))
+    return bench
 
 
 def drained(bench: Bench, *, at: int) -> list[str]:
@@ -167,14 +179,8 @@ def test_nack_of_large_messages_spills_a_part_at_once(monkeypatch: pytest.Monkey
 
 def test_each_entry_spills_a_part_of_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spilling, "SPILLED_LEAST", 2)
-    bench = Bench(max_attempts="none")
-    bench.open()
-    bench.append(*"abcdefghijklmnopqr")
-    (lease,) = bench.lease(100)
-    messages = enumerate(offsets.run(*lease.ranges[0]))
-    items = [(lease.token, [[base, 1]], 60_000 - number, "x") for number, base in messages]
     # Each message is due before the one that was nacked before it. So all of them get into memory, and two may stay.
-    bench.apply(0, c.Nack(items[::2]))
+    bench = fail_together("abcdefghi", range(60_000, 60_000 - 9, -1))
     assert in_memory(bench) == 9 - (9 - 2) // 2
     bench.apply(0, c.Clock())
     assert in_memory(bench) == 6 - 2
@@ -303,12 +309,7 @@ def test_topic_with_key_order_spills_nothing() -> None:
 
 def test_large_messages_are_spilled_over_several_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spilling, "SPILLED_BYTES", 1)
-    bench = Bench(max_attempts="none")
-    bench.open()
-    bench.append(*"abcdefgh")
-    (lease,) = bench.lease(100)
-    items = [(lease.token, [[base, 1]], 60_000, "x") for base in offsets.run(*lease.ranges[0])]
-    bench.apply(0, c.Nack(items))
+    bench = fail_together("abcdefgh", [60_000] * 8)
     assert group_of(bench).spilled.messages == 1, "each entry spills one message"
     for _ in range(10):
         bench.append("later", due=[10_000_000])
