@@ -12,8 +12,8 @@ from typing import Any
 from sandq.metadata.records import Topic
 from sandq.model.batch import Column
 from sandq.model.errors import SandqError
-from sandq.model.names import FAIR, PRIORITY, TIMER
 from sandq.model.nack_ends import SNOOZE
+from sandq.model.names import FAIR, PRIORITY, TIMER
 from sandq.model.retries import UNLIMITED, pack_backoff
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
@@ -70,13 +70,13 @@ class EndingConsumer(Consumer):
             item = (*item, True, None, SNOOZE)
             for _, payload in chosen:
                 endings.may_not_count(self.group, payload, held.token)
+        times = endings.delivery_times([payload for _, payload in chosen])
         from_ms = self._clients.clock.ms - self._clients.margin_ms
 
         def done(result: Any) -> None:
             self._settled(held.token)
             if not isinstance(result, SandqError) and result[0] is None and delay_ms is None:
-                for _, payload in chosen:
-                    endings.nacked(self.group, payload, held.token, from_ms)
+                endings.nacked(self.group, held.token, times, from_ms)
 
         self._settling[held.token] += 1
         self._clients.submit(c.Nack([item]), done)

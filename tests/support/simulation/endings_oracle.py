@@ -57,9 +57,19 @@ class Used(NamedTuple):
     consumer: str
 
 
+class Nacked(NamedTuple):
+    """A confirmed nack that leaves the wait to the rules."""
+
+    token: int
+    next_ms: int
+    """Earliest time of the next attempt, in ms."""
+    not_before_ms: int
+    """Delivery time of the message when the nack was requested, in ms. A move changes it, and ends the wait."""
+
+
 @dataclass
 class Endings:
-    """What the clients know about the ends of messages. A violation raises AssertionError."""
+    """Knowledge of the clients about the ends of messages. A violation raises AssertionError."""
 
     oracle: Oracle
     lease_ms: int
@@ -79,8 +89,8 @@ class Endings:
     """(group, payload) -> token -> attempt. Attempts that may not count are removed."""
     _latest: dict[tuple[str, bytes], Used] = field(default_factory=dict)
     """(group, payload) -> its latest attempt."""
-    _not_before: dict[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict)
-    """(group, payload) -> (token of a confirmed nack, earliest time of the next attempt in ms)."""
+    _nacked: dict[tuple[str, bytes], Nacked] = field(default_factory=dict)
+    """(group, payload) -> its last confirmed nack, if its back-off was not checked yet."""
     _tokens: set[int] = field(default_factory=set)
     """Tokens of earlier deliveries. The deadlines of these leases may have been extended."""
 
@@ -111,9 +121,9 @@ class Endings:
         self.events["last attempt"] += most is not None and used == most - 1 > 0
 
     def _check_backoff(self, group: str, payload: bytes, token: int) -> None:
-        nacked, not_before_ms = self._not_before.pop((group, payload), (token, 0))
-        if nacked != token:
-            early_ms = not_before_ms - self.oracle.clock.ms
+        nacked, sent = self._nacked.pop((group, payload), None), self.oracle.sent[payload]
+        if nacked and nacked.token != token and not sent.vague and sent.not_before_ms == nacked.not_before_ms:
+            early_ms = nacked.next_ms - self.oracle.clock.ms
             assert early_ms <= 0, f"{payload!r} is delivered {early_ms} ms before the end of its back-off in {group}"
             self.events["back-off"] += 1
 
@@ -129,10 +139,17 @@ class Endings:
             if of_group == group and used.consumer == consumer:
                 self.may_not_count(group, payload, used.token)
 
-    def nacked(self, group: str, payload: bytes, token: int, from_ms: int) -> None:
-        """Note a confirmed nack that leaves the wait to the rules. `from_ms`: earliest time of the nack, in ms."""
-        attempts = max(1, len(self._attempts[group, payload]))
-        self._not_before[group, payload] = token, from_ms + self.rules[payload].wait_ms(attempts)
+    def delivery_times(self, payloads: list[bytes]) -> dict[bytes, int]:
+        """Return the delivery times of messages in ms, except for messages that are being moved."""
+        found = [self.oracle.sent[payload] for payload in payloads]
+        return {sent.payload: sent.not_before_ms for sent in found if not sent.vague}
+
+    def nacked(self, group: str, token: int, times: dict[bytes, int], from_ms: int) -> None:
+        """Note a confirmed nack. `times`: delivery times before its request. `from_ms`: its earliest time, in ms."""
+        for payload, not_before_ms in times.items():
+            attempts = max(1, len(self._attempts[group, payload]))
+            next_ms = from_ms + self.rules[payload].wait_ms(attempts)
+            self._nacked[group, payload] = Nacked(token, next_ms, not_before_ms)
 
     # -- views of an operator -------------------------------------------------------------------------------------
 
@@ -161,7 +178,9 @@ class Endings:
             early_ms = offsets.deliver_ms(letter.offset) + rules.ttl_ms - letter.dead_ms
             assert early_ms <= 0, f"{payload!r} died {early_ms} ms before its expiry in {group}"
         else:
-            assert letter.attempts == rules.max_attempts, f"{payload!r} died in {group} after {letter.attempts} attempts"
+            assert letter.attempts == rules.max_attempts, (
+                f"{payload!r} died in {group} after {letter.attempts} attempts"
+            )
         self.events["expired" if letter.reason == EXPIRED else "exhausted"] += 1
 
     def _check_removal(self, group: str, letter: DeadMessage, view: View) -> None:
