@@ -19,7 +19,7 @@ from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.jobs.dead_retention import DeadRetention
 from sandq.partition.leasing import retry
 from sandq.partition.records.leases import Lease
-from tests.support.simulation.ending_world import EndingWorld
+from tests.support.simulation.ending_world import EndingWorld, PausedEndingWorld
 from tests.support.simulation.seeds import few_of, run_each
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -29,10 +29,17 @@ EVENTFUL = (3, 34, 32)
 """Seeds of worlds that together have enough events of each kind. Topics of each kind have every third seed."""
 
 
-def run_world(seed: int, steps: int = STEPS) -> EndingWorld:
-    world = EndingWorld(seed)
+def run_world(seed: int) -> EndingWorld:
+    return run(EndingWorld(seed))
+
+
+def run_paused_world(seed: int) -> EndingWorld:
+    return run(PausedEndingWorld(seed))
+
+
+def run(world: EndingWorld) -> EndingWorld:
     try:
-        world.live(steps)
+        world.live(STEPS)
         world.heal()
     finally:
         world.close()
@@ -42,7 +49,7 @@ def run_world(seed: int, steps: int = STEPS) -> EndingWorld:
 @pytest.mark.parametrize("seeds", few_of([EVENTFUL, range(8), range(8, 16), range(16, 24)], 1), ids=str)
 def test_messages_end_by_their_rules_under_faults(seeds: Sequence[int]) -> None:
     worlds = run_each(run_world, seeds)
-    events = sum((world.clients.endings.events for world in worlds), Counter())
+    events: Counter[str] = sum((world.clients.endings.events for world in worlds), Counter())
     for what in ("expired", "exhausted", "last attempt", "back-off", "old", "excess"):
         assert events[what] > 4, f"too few events: {what}"
     dropped, removed = (
@@ -53,10 +60,19 @@ def test_messages_end_by_their_rules_under_faults(seeds: Sequence[int]) -> None:
     assert sum(world.crashes for world in worlds) > 10
 
 
+@pytest.mark.parametrize("seeds", few_of([(8,), range(4), range(12, 16)], 1), ids=str)
+def test_paused_messages_end_by_their_rules_under_faults(seeds: Sequence[int]) -> None:
+    worlds = run_each(run_paused_world, seeds)
+    events: Counter[str] = sum((world.clients.endings.events for world in worlds), Counter())
+    assert events["expired"] > 20 and events["exhausted"] > 2
+    assert sum(world.clients.pauses.ended for world in worlds) > 5
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("run", [run_world, run_paused_world])
 @pytest.mark.parametrize("block", range(20))
-def test_messages_end_by_their_rules_in_many_worlds(block: int) -> None:
-    run_each(run_world, range(100_000 + 25 * block, 100_025 + 25 * block))
+def test_messages_end_by_their_rules_in_many_worlds(run: Callable[[int], EndingWorld], block: int) -> None:
+    run_each(run, range(100_000 + 25 * block, 100_025 + 25 * block))
 
 
 # -- planted faults --------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def run_world(seed: int, steps: int = STEPS) -> PauseWorld:
 def test_pauses_hold_under_faults(seeds: Sequence[int]) -> None:
     worlds = run_each(run_world, seeds)
     pauses = [world.clients.pauses for world in worlds]
-    confirmed = sum((one.confirmed for one in pauses), Counter())
+    confirmed: Counter[str] = sum((one.confirmed for one in pauses), Counter())
     for what, least in (("operator", 15), ("lease", 10), ("endless", 4), ("resume", 15)):
         assert confirmed[what] > least, f"too few events: {what}"
     assert sum(one.ended for one in pauses) > 10, "too few events: deliveries after the end of a pause"

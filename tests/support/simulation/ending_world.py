@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from sandq.metadata.records import Topic
 from sandq.model.batch import Column
@@ -26,9 +26,10 @@ from tests.support.simulation.cluster_node import ClusterNode, topic_of
 from tests.support.simulation.cluster_world import DRIFT_MS, NAMES, ClusterWorld
 from tests.support.simulation.endings_oracle import Endings, Limits, Rules, View
 from tests.support.simulation.oracle import GROUPS, Held, Sent
+from tests.support.simulation.pause_world import RECALLED_MS, Pausing
 from tests.support.simulation.ranked_world import RankedClients
 
-KINDS = (TIMER, PRIORITY, FAIR)
+E = TypeVar("E", bound="Ending")
 HOUR_MS = 3_600_000
 TTL_MS = (None, 300, 2000, HOUR_MS)
 """The messages' own ttls, in ms."""
@@ -40,7 +41,6 @@ REMOVAL_MS = 500
 """Minimum time between two removals of dead letters in a group, in ms."""
 ENDED_MS = 20_000
 """Time after the last fault within which all messages must have ended, in ms."""
-EVERYTHING = {"limit": 1 << 30, "max_bytes": 1 << 40}
 
 
 class EndingConsumer(Consumer):
@@ -142,6 +142,9 @@ class RankedEnding(Ending, RankedClients):
 
 
 class EndingWorld(ClusterWorld):
+    kinds: tuple[str, ...] = (TIMER, PRIORITY, FAIR)
+    """Kinds of topics. The seeds take turns."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._viewed = 0
@@ -150,12 +153,12 @@ class EndingWorld(ClusterWorld):
         self.clocks_go_wrong = False
         self.set(cluster_world, "HEALED_MS", ENDED_MS)
         self.set(dead_retention, "PAUSE_MS", REMOVAL_MS)
-        self.set(spilling, "HELD_UP_MS", 2_000)
+        self.set(spilling, "HELD_UP_MS", RECALLED_MS)
         self._open_groups()
 
     def make_topic(self) -> Topic:
         rng = random.Random(f"endings of {self._seed}")
-        kind = KINDS[self._seed % 3]
+        kind = self.kinds[self._seed % len(self.kinds)]
         settings: dict[str, Any] = {
             "lease": "1s",
             "ttl": rng.choice(("none", "3s")),
@@ -171,11 +174,14 @@ class EndingWorld(ClusterWorld):
         return topic_of(NAMES, parse_settings(settings, kind).record(), kind)
 
     def make_clients(self) -> Ending:
-        options: dict[str, Any] = {"ordered": False, "margin_ms": DRIFT_MS}
-        make: Callable[..., Ending] = Ending
-        if self.topic.kind != TIMER:
-            make, options = RankedEnding, options | {"topic": self.topic, "seed": self._seed}
-        clients = make(self.rng, self.clock, self.nodes, self._moments, **options)
+        if self.topic.kind == TIMER:
+            return self.make_with(Ending)
+        return self.make_with(RankedEnding, topic=self.topic, seed=self._seed)
+
+    def make_with(self, make: Callable[..., E], **options: Any) -> E:
+        """Make the clients with a class."""
+        nodes = self.nodes
+        clients = make(self.rng, self.clock, nodes, self._moments, ordered=False, margin_ms=DRIFT_MS, **options)
         clients.add_endings(self.topic, self._seed)
         return clients
 
@@ -207,8 +213,27 @@ class EndingWorld(ClusterWorld):
             before = endings.views.get(group.name, View(0, {}, 0, 0))
             dead = before.dead
             if (group.dead.total(), group.dropped, group.removed) != (len(dead), before.dropped, before.removed):
-                found = dead_letters.scan(group.group_id, None, view=node.replica._view, **EVERYTHING)
+                found = dead_letters.scan(group.group_id, None, 1 << 30, 1 << 40, node.replica._view)
                 dead = {letter.fields[Column.VALUE]: letter for letter in found}
                 endings.viewed(group.name, View(now_ms, dead, group.dropped, group.removed))
             else:
                 endings.views[group.name] = before._replace(now_ms=now_ms)
+
+
+class PausedEnding(Pausing, RankedEnding):
+    """Clients of a fair topic that also pause groups and tenants."""
+
+
+class PausedEndingWorld(EndingWorld):
+    """A fair topic whose messages expire and use up their attempts, also while they are paused."""
+
+    kinds = (FAIR,)
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.set(spilling, "POSTPONED_MS", RECALLED_MS)
+
+    def make_clients(self) -> PausedEnding:
+        clients = self.make_with(PausedEnding, topic=self.topic, seed=self._seed)
+        clients.add_pauses(self._seed, is_fair=True)
+        return clients

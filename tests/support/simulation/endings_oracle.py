@@ -29,7 +29,8 @@ class Rules:
 
     def wait_ms(self, attempts: int) -> int:
         """Return the wait after this number of failed attempts, in ms."""
-        return self.first_ms * self.factor ** (attempts - 1)
+        wait_ms: int = self.first_ms * self.factor ** (attempts - 1)
+        return wait_ms
 
 
 class Limits(NamedTuple):

@@ -82,10 +82,12 @@ class Pausing(Clients):
         target = Target(group)
         if rng.random() < 0.7:
             target = Target(group, tenant=rng.choice(TENANTS)) if self._is_fair else Target(group, key=rng.choice(KEYS))
-        duration_ms = None if rng.random() < 0.3 else rng.choice(OPERATOR_MS)
+        end_ms: int | None = None
+        if rng.random() >= 0.3:
+            duration_ms = rng.choice(OPERATOR_MS)
+            end_ms = FOREVER if duration_ms == FOREVER else self.clock.ms + duration_ms
         if target not in self.pauses.unanswered:
-            endless = duration_ms is None or duration_ms == FOREVER
-            self._change(target, duration_ms if endless else self.clock.ms + duration_ms)
+            self._change(target, end_ms)
 
     def _change(self, target: Target, end_ms: int | None) -> None:
         """Pause a target up to a time, or resume it (`end_ms` is None)."""

@@ -30,7 +30,7 @@ class Pause(NamedTuple):
 
     end_ms: int
     """`FOREVER`: until it is resumed."""
-    index: int
+    last_index: int
     """Index of the last entry that was applied when the pause was confirmed. Later entries must respect the pause."""
 
 
@@ -110,7 +110,7 @@ class Pauses:
                 pause = self.known.get(target)
                 if pause is None:
                     continue
-                if delivery.token >> 16 <= pause.index:
+                if delivery.token >> 16 <= pause.last_index:
                     self.outlived += 1
                     continue
                 early_ms = pause.end_ms - granted_ms
