@@ -59,6 +59,9 @@ class QueueEntries:
             if queue.covered == offsets.LAST:
                 queue.covered = rows.last_of(queue.entries[-1])
             self._save(step, queue, entry)
+            if entry.first <= queue.covered:
+                # A clock reset moved the last messages in memory to lower offsets, and this is one of them.
+                self._hold(queue, [entry])
 
     def insert(self, step: Step, queue: ReadyQueue, added: Sequence[LogEntry]) -> None:
         """Insert sorted entries into a queue, in the order of offsets."""

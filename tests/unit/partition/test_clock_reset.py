@@ -16,6 +16,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.leasing import settlement
 from sandq.partition.log.appends import Stored
+from sandq.partition.ready import queue_entries
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench
 from tests.support.partition.ranked_bench import RankedBench
@@ -664,3 +665,22 @@ def test_pauses_by_a_wrong_clock_are_as_long_after_a_reset() -> None:
     bench.restart()
     assert bench.machine.groups.named("g").pauses.ends == ends
     assert bench.values(bench.lease(at=3000 + 2 * HOUR)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_ready_queue_that_is_read_in_part_delivers_all_messages_after_a_reset(restart: bool) -> None:
+    bench = RankedBench()
+    bench.open()
+    bench.add("a", at=0)
+    bench.add("b", at=0)
+    bench.add("c", at=0)
+    later = [f"{number:02}" for number in range(2 * queue_entries.HEAD_ENTRIES)]
+    for number, name in enumerate(later):
+        bench.add(name, at=YEAR + number)
+    assert bench.take(1, at=YEAR + 100) == ["a"]
+    if restart:
+        bench.restart()
+    # After a restart, this lease reads only the first messages of the queue, and some of those of the wrong clock.
+    assert bench.take(1, at=YEAR + 100) == ["b"]
+    set_back(bench, 3000)
+    assert bench.take(100, at=9000) == ["c", *later]
