@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from sandq.broker.replication.applier import Apply
 from sandq.metadata.records import Topic
 from sandq.model.batch import Column
 from sandq.model.errors import SandqError
@@ -150,7 +151,7 @@ class EndingWorld(ClusterWorld):
         self._viewed = 0
         """Index of the last entry in the views of the oracle."""
         super().__init__(seed)
-        self.clocks_go_wrong = False
+        self.clocks_go_wrong = seed % 4 == 1
         self.set(cluster_world, "HEALED_MS", ENDED_MS)
         self.set(dead_retention, "PAUSE_MS", REMOVAL_MS)
         self.set(spilling, "HELD_UP_MS", RECALLED_MS)
@@ -217,7 +218,13 @@ class EndingWorld(ClusterWorld):
                 dead = {letter.fields[Column.VALUE]: letter for letter in found}
                 endings.viewed(group.name, View(now_ms, dead, group.dropped, group.removed))
             else:
-                endings.views[group.name] = before._replace(now_ms=now_ms)
+                endings.time_passed(group.name, now_ms)
+
+    def _note_reset(self, task: Apply) -> None:
+        super()._note_reset(task)
+        for command in c.Entry.decode(task.command).commands if task.command else ():
+            if isinstance(command, c.ClockReset):
+                self.clients.endings.set_back(command.new_ms)
 
 
 class PausedEnding(Pausing, RankedEnding):

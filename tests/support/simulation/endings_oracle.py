@@ -92,6 +92,8 @@ class Endings:
     """(group, payload) -> its latest attempt."""
     _nacked: dict[tuple[str, bytes], Nacked] = field(default_factory=dict)
     """(group, payload) -> its last confirmed nack, if its back-off was not checked yet."""
+    _latest_ms: int = 0
+    """Latest time of the partition in any view, in ms. A wrong clock may have put it ahead."""
     _tokens: set[int] = field(default_factory=set)
     """Tokens of earlier deliveries. The deadlines of these leases may have been extended."""
 
@@ -105,10 +107,13 @@ class Endings:
         used = Used(delivery.token, delivery.consumer)
         for offset, payload in messages_of(delivery):
             self._check_expiry(offset, payload, delivery.deadline_ms - self.lease_ms)
-            assert payload not in self.died[group], f"{payload!r} is a dead letter in {group}, but is delivered"
+            is_over = delivery.deadline_ms <= self.oracle.clock.reached_ms
+            assert is_over or payload not in self.died[group], f"{payload!r} is dead in {group}, but is delivered"
             self._check_attempts(group, payload)
             self._check_backoff(group, payload, delivery.token)
-            self._attempts[group, payload][delivery.token] = self._latest[group, payload] = used
+            self._latest[group, payload] = used
+            if delivery.token >= self.oracle.set_back_token:  # otherwise a clock reset has ended the lease already
+                self._attempts[group, payload][delivery.token] = used
 
     def _check_expiry(self, offset: bytes, payload: bytes, granted_ms: int) -> None:
         ttl_ms = self.rules[payload].ttl_ms
@@ -152,21 +157,38 @@ class Endings:
             next_ms = from_ms + self.rules[payload].wait_ms(attempts)
             self._nacked[group, payload] = Nacked(token, next_ms, not_before_ms)
 
+    def set_back(self, new_ms: int) -> None:
+        """Note that the partition's clock is set back.
+
+        Leases end without using an attempt, messages wait until other times, and no dead letter died later than now."""
+        self._nacked.clear()
+        for (group, payload), used in self._latest.items():
+            self.may_not_count(group, payload, used.token)
+        for group, view in self.views.items():
+            self.views[group] = view._replace(dead=died_by(view.dead, new_ms))
+
     # -- views of an operator -------------------------------------------------------------------------------------
 
     def viewed(self, group: str, view: View) -> None:
         """Check a view of a group that is later than all earlier ones."""
         before = self.views.get(group, View(0, {}, 0, 0))
-        self.views[group] = view
+        # During a clock reset, some letters still have the times of the wrong clock.
+        self.views[group] = view._replace(dead=died_by(view.dead, view.now_ms))
+        self._latest_ms = max(self._latest_ms, view.now_ms)
         for payload in view.dead.keys() - before.dead.keys():
             self._check_death(group, payload, view.dead[payload])
         gone = before.dead.keys() - view.dead.keys()
         for payload in gone:
             self._check_removal(group, before.dead[payload], view)
         assert view.removed - before.removed >= len(gone), f"removed dead letters of {group} are not counted"
-        expired = sum(1 for payload in self._unacked(group) if self._may_have_expired(payload, view.now_ms))
+        expired = sum(1 for payload in self._unacked(group) if self._may_have_expired(payload))
         most = expired if group in self.drops else 0
         assert view.dropped <= most, f"{group} dropped {view.dropped} messages, but only {most} may have expired"
+
+    def time_passed(self, group: str, now_ms: int) -> None:
+        """Note that a later view of a group differs only in its time."""
+        self.views[group] = self.views.get(group, View(0, {}, 0, 0))._replace(now_ms=now_ms)
+        self._latest_ms = max(self._latest_ms, now_ms)
 
     def _check_death(self, group: str, payload: bytes, letter: DeadMessage) -> None:
         self.died[group].add(payload)
@@ -187,10 +209,13 @@ class Endings:
     def _check_removal(self, group: str, letter: DeadMessage, view: View) -> None:
         """Check that a dead letter was older than the retention, or that enough newer ones are left."""
         retention_ms, most = self.limits
-        newer = sum((other.dead_ms, other.offset) > (letter.dead_ms, letter.offset) for other in view.dead.values())
+        newer = sum(other.dead_ms >= letter.dead_ms for other in view.dead.values())
         is_old = retention_ms is not None and view.now_ms >= letter.dead_ms + retention_ms
         is_excess = most is not None and newer >= most
-        assert is_old or is_excess, f"{letter.offset.hex()} was removed too early from the dead letters of {group}"
+        age_ms = view.now_ms - letter.dead_ms
+        assert is_old or is_excess, (
+            f"a dead letter of {group} was removed too early: {age_ms} ms old, {newer} newer ones"
+        )
         self.events["old" if is_old else "excess"] += 1
 
     def _unacked(self, group: str) -> list[bytes]:
@@ -198,9 +223,9 @@ class Endings:
         ended = self.oracle.acked[group] | self.died[group]
         return [sent.payload for sent in self.oracle.sent.values() if sent.payload not in ended]
 
-    def _may_have_expired(self, payload: bytes, now_ms: int) -> bool:
+    def _may_have_expired(self, payload: bytes) -> bool:
         ttl_ms = self.rules[payload].ttl_ms
-        return ttl_ms is not None and self.oracle.sent[payload].not_before_ms + ttl_ms <= now_ms
+        return ttl_ms is not None and self.oracle.sent[payload].not_before_ms + ttl_ms <= self._latest_ms
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -212,7 +237,7 @@ class Endings:
         missing = self.oracle.missing()
         for group, view in self.views.items():
             payloads = [payload for of_group, payload in missing if of_group == group]
-            lasting = [one for one in payloads if not self._may_have_expired(one, view.now_ms)]
+            lasting = [one for one in payloads if not self._may_have_expired(one)]
             unseen = view.removed - len(self.died[group] - view.dead.keys())
             if len(payloads) > view.dropped + unseen or len(lasting) > unseen:
                 found += [(group, payload) for payload in lasting or payloads]
@@ -230,3 +255,8 @@ class Endings:
         retention_ms, most = self.limits
         numbers = [len(view.dead) for view in self.views.values()]
         return any(retention_ms is not None or (most is not None and number > most) for number in numbers if number)
+
+
+def died_by(dead: dict[bytes, DeadMessage], now_ms: int) -> dict[bytes, DeadMessage]:
+    """Return dead letters with times of death that are not after `now_ms`."""
+    return {payload: letter._replace(dead_ms=min(letter.dead_ms, now_ms)) for payload, letter in dead.items()}
