@@ -39,7 +39,7 @@ def run_world(seed: int, steps: int = STEPS) -> PauseWorld:
     return world
 
 
-@pytest.mark.parametrize("seeds", few_of([EVENTFUL, range(8), range(8, 16), range(16, 24)], 1), ids=str)
+@pytest.mark.parametrize("seeds", few_of([EVENTFUL, range(24)], 1), ids=str)
 def test_pauses_hold_under_faults(seeds: Sequence[int]) -> None:
     worlds = run_each(run_world, seeds)
     pauses = [world.clients.pauses for world in worlds]
