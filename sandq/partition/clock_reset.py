@@ -38,6 +38,7 @@ from sandq.partition.base.view import Row, View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.spilled import time_of
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.leasing.settlement import LeaseSettlement
 from sandq.partition.log.holds import Holds
@@ -428,10 +429,14 @@ class ClockResets:
         for key, _ in found:
             group, offset = self._groups.by_id.get(int.from_bytes(key[1:5], "big")), key[-offsets.OFFSET_BYTES :]
             entry = None if group is None else group.spilled.find(offset, step.view)
-            if group is None or entry is None or (self.due_ms(entry) >= entry.due_ms and entry.since_ms <= new_ms):
+            if group is None or entry is None:
                 continue
-            due_ms = min(max(self.due_ms(entry), self._wanted_ms(offset)), max(entry.due_ms, new_ms))
-            self._spilling.put_again(step, group, offset, self._at(entry, due_ms))
+            if self.due_ms(entry) < entry.due_ms or entry.since_ms > new_ms:
+                due_ms = min(max(self.due_ms(entry), self._wanted_ms(offset)), max(entry.due_ms, new_ms))
+                self._spilling.put_again(step, group, offset, self._at(entry, due_ms))
+            elif time_of(key) > max(entry.due_ms, new_ms):
+                # A lease by the wrong clock postponed the message, because of a pause or a limit of its tenant.
+                self._spilling.put_again(step, group, offset, entry)
         return not found or self._continue_at(position)
 
     def _reschedule_waiting(self, step: Step) -> bool:

@@ -45,7 +45,7 @@ class SpilledMessages:
         """Time of the first spilled message, in ms: of its recall or its expiry, whichever is first. None if there is
         none."""
         key = self._by_time.key
-        return None if key is None else _time_of(key)
+        return None if key is None else time_of(key)
 
     @property
     def first(self) -> bytes | None:
@@ -59,7 +59,7 @@ class SpilledMessages:
             return 0
         start, stop = rows.group_bounds(rows.SPILLED_AT, self._group_id)
         return max(
-            [_time_of(key) for key, _ in view.scan(start, stop, limit=1, max_bytes=_NO_LIMIT, reverse=True)], default=0
+            [time_of(key) for key, _ in view.scan(start, stop, limit=1, max_bytes=_NO_LIMIT, reverse=True)], default=0
         )
 
     def holds(self, offset: bytes, view: View) -> bool:
@@ -115,7 +115,7 @@ class SpilledMessages:
         if until_ms < offsets.U48_MAX:
             stop = start + (until_ms + 1).to_bytes(_TIME_BYTES, "big")
         found = step.view.scan(self._by_time.key or start, stop, limit=most, max_bytes=_NO_LIMIT)
-        self._remove(step, [(_time_of(key), key[-offsets.OFFSET_BYTES :]) for key, _ in found])
+        self._remove(step, [(time_of(key), key[-offsets.OFFSET_BYTES :]) for key, _ in found])
         return [load_state(row, _ranges(run, merges=merges)) for row, run in _runs(found)]
 
     def after(self, offset: bytes, most: int, view: View) -> list[bytes]:
@@ -230,6 +230,6 @@ def _ranges(messages: list[bytes], *, merges: bool) -> list[Range]:
     return merged(messages) if merges else [Range(offset, 1) for offset in messages]
 
 
-def _time_of(key: bytes) -> int:
+def time_of(key: bytes) -> int:
     """Return the time in the key of a row by time, in ms."""
     return int.from_bytes(key[5 : 5 + _TIME_BYTES], "big")

@@ -121,6 +121,10 @@ class Ending(Clients):
         own = (Column.TTL_MS, Column.MAX_ATTEMPTS, Column.BACKOFF)
         return super().is_split(columns) or any(column in columns for column in own)
 
+    def set_back(self, new_ms: int) -> None:
+        """Note that the partition's clock is set back."""
+        self.endings.set_back(new_ms)
+
     @property
     def is_done(self) -> bool:
         is_stored = not any(producer.unanswered for producer in self.producers)
@@ -224,11 +228,15 @@ class EndingWorld(ClusterWorld):
         super()._note_reset(task)
         for command in c.Entry.decode(task.command).commands if task.command else ():
             if isinstance(command, c.ClockReset):
-                self.clients.endings.set_back(command.new_ms)
+                self.clients.set_back(command.new_ms)
 
 
 class PausedEnding(Pausing, RankedEnding):
     """Clients of a fair topic that also pause groups and tenants."""
+
+    def set_back(self, new_ms: int) -> None:
+        super().set_back(new_ms)
+        self.pauses.set_back()
 
 
 class PausedEndingWorld(EndingWorld):

@@ -14,6 +14,8 @@ from sandq.model.retries import RetryRules
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
+from sandq.partition.groups import spilling
+from sandq.partition.groups.group import Group
 from sandq.partition.leasing import settlement
 from sandq.partition.log.appends import Stored
 from sandq.partition.ready import queue_entries
@@ -684,3 +686,19 @@ def test_ready_queue_that_is_read_in_part_delivers_all_messages_after_a_reset(re
     assert bench.take(1, at=YEAR + 100) == ["b"]
     set_back(bench, 3000)
     assert bench.take(100, at=9000) == ["c", *later]
+
+
+def test_spilled_message_of_a_paused_tenant_is_recalled_after_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "spill_from", 0)
+    bench = RankedBench("fair")
+    bench.open()
+    bench.add("a", tenant="acme")
+    (lease,) = bench.lease(at=1)
+    bench.nack(lease.token, at=2)
+    bench.apply(3, c.PausePart("g", "acme", offsets.U48_MAX))
+    # The spilled message is due, so this lease postpones it, by the wrong clock.
+    assert bench.lease(at=YEAR) == []
+    assert bench.machine.groups.named("g").spilled.next_ms == T + YEAR + spilling.POSTPONED_MS
+    set_back(bench, 3000)
+    bench.apply(4000, c.PausePart("g", "acme", None))
+    assert bench.values(bench.lease(at=5000)) == ["a"]
