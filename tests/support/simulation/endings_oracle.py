@@ -94,6 +94,8 @@ class Endings:
     """(group, payload) -> its last confirmed nack, if its back-off was not checked yet."""
     _latest_ms: int = 0
     """Latest time of the partition in any view, in ms. A wrong clock may have put it ahead."""
+    _reset: set[str] = field(default_factory=set)
+    """Groups of which no view has come since the partition's clock was set back."""
     _tokens: set[int] = field(default_factory=set)
     """Tokens of earlier deliveries. The deadlines of these leases may have been extended."""
 
@@ -166,6 +168,7 @@ class Endings:
             self.may_not_count(group, payload, used.token)
         for group, view in self.views.items():
             self.views[group] = view._replace(dead=died_by(view.dead, new_ms))
+            self._reset.add(group)
 
     # -- views of an operator -------------------------------------------------------------------------------------
 
@@ -178,8 +181,11 @@ class Endings:
         for payload in view.dead.keys() - before.dead.keys():
             self._check_death(group, payload, view.dead[payload])
         gone = before.dead.keys() - view.dead.keys()
-        for payload in gone:
-            self._check_removal(group, before.dead[payload], view)
+        if group in self._reset:
+            self._reset.discard(group)  # the letters may have been removed before, when the time was ahead
+        else:
+            for payload in gone:
+                self._check_removal(group, before.dead[payload], view)
         assert view.removed - before.removed >= len(gone), f"removed dead letters of {group} are not counted"
         expired = sum(1 for payload in self._unacked(group) if self._may_have_expired(payload))
         most = expired if group in self.drops else 0
