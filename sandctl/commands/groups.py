@@ -16,12 +16,12 @@ from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_op
 from sandctl.options.names import group_argument, topic_argument
 from sandctl.options.times import DURATION, END, PLACE, F, limit_option, raw
 from sandctl.options.topic_settings import group_options, settings_of, shown
-from sandctl.output.records import consumer_record
+from sandctl.output.records import consumer_record, key_cell, pause_record
 from sandctl.output.results import done, show_one, show_rows
 from sandctl.settings import settings
 
 if TYPE_CHECKING:
-    from sandq.client import Client, GroupConsumers
+    from sandq.client import Client, GroupConsumers, GroupPauses, PausedPart
 
 _COUNTS = ("ready", "leased", "waiting", "dead")
 _CONSUMER_COLUMNS = {
@@ -33,6 +33,7 @@ _CONSUMER_COLUMNS = {
     "messages": "MESSAGES",
     "leased_at": "OLDEST",
 }
+_PAUSE_COLUMNS = {"part": "PART", "name": "NAME", "until": "UNTIL", "partitions": "PARTITIONS"}
 _COLUMNS = {
     "group": "GROUP",
     "partition": "PARTITION",
@@ -44,6 +45,8 @@ _COLUMNS = {
     "waiting": "WAITING",
     "dead": "DEAD",
     "consumers": "CONSUMERS",
+    "paused_tenants": "PAUSED TENANTS",
+    "paused_keys": "PAUSED KEYS",
     "reason": "STOPPED BECAUSE",
 }
 
@@ -73,7 +76,8 @@ def list_(topic: str, limit: int | None) -> None:
     """List the groups of TOPIC, a row for each partition.
 
     CURSOR is the last offset that was leased, COMMITTED the lowest offset that is not acked. BLOCKED BY KEY (in topics
-    with a limit per key) is how many READY messages wait until fewer messages of their keys are in flight.
+    with a limit per key) is how many READY messages wait until fewer messages of their keys are in flight. PAUSED
+    TENANTS and PAUSED KEYS are shown if there are any: `sandctl group pauses` lists them.
 
     \b
       sandctl group list orders
@@ -157,6 +161,43 @@ def consumers(topic: str, name: str, limit: int | None) -> None:
     show_rows(rows, _CONSUMER_COLUMNS, limit)
     if found.left_out:
         click.echo(f"sandctl: {found.left_out:,} consumers more are not shown", err=True)
+
+
+@group.command(short_help="List the paused tenants and keys of a group.")
+@topic_argument()
+@group_argument
+@limit_option
+@common_options
+def pauses(topic: str, name: str, limit: int | None) -> None:
+    """List the paused tenants and keys of a group of TOPIC, with the ends of their pauses.
+
+    \b
+      sandctl group pauses mails sender
+      sandctl group pauses mails sender -o json
+
+    PARTITIONS is the number of partitions in which the tenant or key is paused. A pause of a tenant includes the
+    tenants below it. `sandctl group list` shows whether the whole group is paused.
+    """
+
+    async def work(client: Client) -> GroupPauses:
+        return await client.admin.pauses(topic, name)
+
+    found = run(work)
+    rows = [pause_record(row) for row in found.pauses]
+    if settings().output == "table":
+        rows = [record | _pause_cells(row, record) for row, record in zip(found.pauses, rows, strict=True)]
+    show_rows(rows, _PAUSE_COLUMNS, limit)
+    if found.left_out:
+        click.echo(f"sandctl: {found.left_out:,} paused tenants and keys more are not shown", err=True)
+
+
+def _pause_cells(row: PausedPart, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name and the end of a pause as cells of a table."""
+    name = row.tenant if row.tenant is not None else key_cell(row.key)
+    return {
+        "name": "(a key above 1,024 bytes)" if name is None else name,
+        "until": record["paused_until"] or "it is resumed",
+    }
 
 
 @group.command(short_help="Move a group to another position of TOPIC.")
@@ -279,7 +320,7 @@ def pause(
       sandctl group pause mails sender --tenant acme.eu --for 10m
       sandctl group pause payments booking --key customer-7 --for 10m
 
-    A further pause replaces the first one, with its end.
+    A further pause replaces the first one, with its end. A tenant or key can be paused before its first message.
     Its consumers keep their leases, and can ack. Messages become due and wait; messages with a ttl expire meanwhile.
     The group stays paused across restarts, and does not expire without consumers.
     """
@@ -351,8 +392,11 @@ def delete(topic: str, name: str, force: bool, yes: bool) -> None:
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the columns of a table with these rows."""
-    has_key_limits = any(row.get("blocked_by_key") is not None for row in rows)
-    return {key: heading for key, heading in _COLUMNS.items() if has_key_limits or key != "blocked_by_key"}
+    left_out = {"paused_tenants", "paused_keys"}
+    left_out -= {name for name in left_out if any(row.get(name) for row in rows)}
+    if all(row.get("blocked_by_key") is None for row in rows):
+        left_out.add("blocked_by_key")
+    return {key: heading for key, heading in _COLUMNS.items() if key not in left_out}
 
 
 def _blocked(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

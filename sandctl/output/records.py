@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sandctl.output.results import shortened
 
 if TYPE_CHECKING:
-    from sandq.client import Change, DeadLetter, Entry, GroupConsumer, StoredMessage
+    from sandq.client import Change, DeadLetter, Entry, GroupConsumer, PausedPart, StoredMessage
 
 CELL_CHARS = 60
 _VALUE_CHARS = 2000
@@ -23,6 +23,13 @@ def consumer_record(row: GroupConsumer) -> dict[str, Any]:
     from sandq.client.json_format import consumer_json
 
     return consumer_json(row)
+
+
+def pause_record(row: PausedPart) -> dict[str, Any]:
+    """Return a paused tenant or key of a group."""
+    from sandq.client.json_format import pause_json
+
+    return pause_json(row)
 
 
 def stored_record(message: StoredMessage, *, value: bool) -> dict[str, Any]:

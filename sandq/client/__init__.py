@@ -16,6 +16,7 @@ from sandq.client.admin.access import Identity, NewToken, Whoami
 from sandq.client.admin.audit import AuditPage
 from sandq.client.admin.dead_letters import DeadLetters
 from sandq.client.admin.group_consumers import GroupConsumer, GroupConsumers
+from sandq.client.admin.group_pauses import GroupPauses, PausedPart
 from sandq.client.admin.slo import SloReport
 from sandq.client.admin.topics import Forecast
 from sandq.client.client import Client, cluster_of, connect, connect_with, producer_of
@@ -79,6 +80,7 @@ __all__ = [
     "Forecast",
     "GroupConsumer",
     "GroupConsumers",
+    "GroupPauses",
     "Handler",
     "Held",
     "Identity",
@@ -95,6 +97,7 @@ __all__ = [
     "Offset",
     "Outgoing",
     "Partition",
+    "PausedPart",
     "Producer",
     "Receipt",
     "Receipts",

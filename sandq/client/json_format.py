@@ -47,6 +47,7 @@ from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
     from sandq.client.admin.group_consumers import GroupConsumer
+    from sandq.client.admin.group_pauses import PausedPart
     from sandq.client.kv.entries import Change, Entry
     from sandq.client.producer.batches import Receipt
 
@@ -69,6 +70,7 @@ __all__ = [
     "message_errors",
     "message_json",
     "outcome_fields",
+    "pause_json",
     "rank_fields",
     "read_headers",
     "read_key",
@@ -489,6 +491,12 @@ def consumer_json(row: GroupConsumer) -> dict[str, Any]:
         "since": when(row.since_ms),
         "leased_at": when(row.leased_ms),
     }
+
+
+def pause_json(row: PausedPart) -> dict[str, Any]:
+    """Return a paused tenant or key of a group. A long key has no name."""
+    name = {"tenant": row.tenant} if row.key is None and row.tenant is not None else key_fields("key", row.key)
+    return {"part": row.part, **name, "paused_until": when(row.until_ms), "partitions": row.partitions}
 
 
 def why_json(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,10 @@ KEY: Final = "key"
 GROUP: Final = "group"
 PARTS: Final = (TENANT, KEY, GROUP)
 """Parts of a group that a consumer may pause: those to which its message belongs. PERSISTED."""
+STORED_KEY_BYTES: Final = 1024
+"""Maximum length of a paused key that is stored with its pause. A longer key is known only by its ordering hash."""
+PAUSES_MAX: Final = 1000
+"""Maximum number of paused tenants and keys in one list."""
 
 
 def consumer_pause_ms(for_ms: int) -> int:

@@ -14,6 +14,7 @@ from sandq.model.errors import SandqError
 from sandq.model.limits import FIXED
 from sandq.model.names import of_schedule
 from sandq.model.offsets import OFFSET_BYTES, PARTITION_MAX, U48_MAX
+from sandq.model.pauses import STORED_KEY_BYTES
 from sandq.model.row_fields import (
     CHANGE,
     COUNT,
@@ -378,7 +379,7 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     ),
     b"S": _Kind(_named(_is_schedule_text), _SCHEDULE_FIELDS),
     b"T": _Kind(_group_and(_named(text(2 * FIXED.tenant_bytes))), array(COUNT, COUNT)),
-    b"Z": _Kind(_group_and(_is_pause_key), array(TIME)),
+    b"Z": _Kind(_group_and(_is_pause_key), array(TIME, bytes_up_to(STORED_KEY_BYTES), least=1)),
     b"z": _Kind(_group_and(_length(OFFSET_BYTES)), array(is_range_list(WAITING_MESSAGES, in_order=True))),
     b"y": _Kind(is_offset_of, array(optional(PRIORITY), integer(1, I63_MAX), least=1)),
 }

@@ -500,11 +500,11 @@ class PauseGroup(Command):
 @dataclass(frozen=True, slots=True)
 class PausePart(Command):
     """Pause a part of a group, so that its messages are not leased: a tenant (by name) and the tenants below it, or a
-    key (by its ordering hash). `until_ms`: end of the pause; U48_MAX: until it is resumed; None: resume it now."""
+    key (a long key by its ordering hash). `until_ms`: end of the pause; U48_MAX: until it is resumed; None: now."""
 
     type: ClassVar[int] = CommandType.PAUSE_PART
     group: str
-    part: str | int
+    part: str | bytes | int
     until_ms: int | None
 
 

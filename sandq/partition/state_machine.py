@@ -24,6 +24,7 @@ from sandq.partition import clock_reset
 from sandq.partition import commands as c
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
+from sandq.partition.groups.part_pauses import split_part
 from sandq.partition.groups.renewal import Change
 from sandq.partition.in_memory import InMemory
 from sandq.partition.leasing.lease_grants import LeaseGrants
@@ -226,7 +227,8 @@ class TimerPartition(PartitionState):
         self._admin.pause(step, command)
 
     def _pause_part(self, step: Step, command: c.PausePart) -> None:
-        self.groups.pause_part(step, self.groups.named(command.group), command.part, command.until_ms)
+        part, key = split_part(command.part)
+        self.groups.pause_part(step, self.groups.named(command.group), part, command.until_ms, key)
 
     def _pause_by_lease(self, step: Step, command: c.PauseByLease) -> list[int | None]:
         """Pause parts of groups, and return the end of each pause, in ms. None: the lease was lost."""

@@ -100,6 +100,7 @@ class Type(IntEnum):
     ON_BEHALF = 25
     ACK_THEN = 26
     LEASE_PAUSE = 27
+    PAUSE_LIST = 28
     TOPIC_CREATE = 32
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34

@@ -109,6 +109,14 @@ class ConsumerList(Request, type=Type.CONSUMER_LIST):
     group: str
 
 
+class PauseList(Request, type=Type.PAUSE_LIST):
+    """Return the paused tenants and keys of a group in the partitions that this node leads: one row per tenant or
+    key."""
+
+    topic: str
+    group: str
+
+
 class TopicStats(Request, type=Type.TOPIC_STATS):
     """Return counts of a topic: one row per partition that this node leads."""
 

@@ -172,6 +172,7 @@ class Admin(Wrapper[AsyncAdmin]):
     purge_topic = blocking(AsyncAdmin.purge_topic)
     groups = blocking(AsyncAdmin.groups)
     consumers = blocking(AsyncAdmin.consumers)
+    pauses = blocking(AsyncAdmin.pauses)
     stats = blocking(AsyncAdmin.stats)
     seek_group = blocking(AsyncAdmin.seek_group)
     delete_group = blocking(AsyncAdmin.delete_group)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from sandq.model.batch import Column, encode
-from sandq.model.partitioning import ordering_hash
 from sandq.partition import commands as c
 from sandq.partition.base.digest import comparable
 from sandq.partition.groups import group_table
 from sandq.partition.groups.part_pauses import FOREVER
+from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.records.leases import Lease
 from tests.support.examples import seeds
 from tests.support.partition.bench import Bench, T
@@ -54,6 +54,10 @@ class Pauses:
         assert str(results[0]) == str(results[1]), "a partition loaded from its rows gives another answer"
         one, other = [comparable(bench.everything()) for bench in self.benches]
         assert one == other
+        paused = {part: T + until for part, until in self.ends.items() if part and until > self.now}
+        for bench in self.benches:
+            listed, _ = PartitionQueries(bench.machine, bench.view).paused_parts("g", 10)
+            assert {row.key or str(row.part).encode(): row.until_ms for row in listed} == paused
         return results[0][0]
 
     def is_paused(self, part: bytes | None) -> bool:
@@ -87,7 +91,7 @@ class Pauses:
         if not part:
             self.apply(c.PauseGroup("g", until_ms is not None, None if until_ms == FOREVER else until_ms))
         else:
-            self.apply(c.PausePart("g", part.decode() if self.is_fair else ordering_hash(part), until_ms))
+            self.apply(c.PausePart("g", part.decode() if self.is_fair else part, until_ms))
 
     def pause_by_lease(self) -> None:
         """Pause by the holder of a message. This never shortens a pause."""
@@ -99,9 +103,9 @@ class Pauses:
         until = self.now + self.draw.choice([20, 500, 5000])
         which = self.draw.choice(["group", "tenant" if self.is_fair else "key"])
         if which == "group" or part is not None:
-            (end_ms,) = self.apply(c.PauseByLease([(token, offset, which, T + until)]))
             named = b"" if which == "group" or part is None else part
             self.ends[named] = max(self.ends.get(named, 0), until)
+            (end_ms,) = self.apply(c.PauseByLease([(token, offset, which, T + until)]))
             assert end_ms == T + self.ends[named]
 
     def lease(self) -> list[Lease]:
@@ -146,7 +150,7 @@ class Pauses:
         for part in [part for part, until in self.ends.items() if until == FOREVER - T]:
             self.ends[part] = 0
             if part:
-                self.apply(c.PausePart("g", part.decode() if self.is_fair else ordering_hash(part), None))
+                self.apply(c.PausePart("g", part.decode() if self.is_fair else part, None))
             else:
                 self.apply(c.PauseGroup("g", False))
         self.now += 20_000

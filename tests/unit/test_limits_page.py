@@ -17,6 +17,7 @@ from sandq.gossip import nodes, packets, streams
 from sandq.membership import intake
 from sandq.model import headers, json_values, sources
 from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
+from sandq.model.pauses import PAUSES_MAX
 from sandq.partition import produce_validation
 from sandq.partition.jobs import jobs
 from sandq.partition.kv import key_table
@@ -104,6 +105,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         "memory for an answer by HTTP": (f"{guards.RESERVE_S:g} s",),
         "a page by HTTP": ("1,000 rows", size(ndjson.PAGE_BYTES)),
         "the consumers of a group in one answer": (f"{CONSUMERS_MAX:,} of a node",),
+        "the paused tenants and keys of a group in one answer": (f"{PAUSES_MAX:,}, tenants first",),
         "a stream by HTTP": (
             f"{event_streams.LEASE_MESSAGES} messages a lease",
             f"{event_streams.HEARTBEAT_S:g} s without one",

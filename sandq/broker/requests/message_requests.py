@@ -20,6 +20,7 @@ from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.requests import Done
 from sandq.broker.requests.group_consumers import ConsumerTable
+from sandq.broker.requests.group_pauses import PauseTable
 from sandq.model import health, offsets
 from sandq.model.batch_format import Column
 from sandq.model.caller import Caller
@@ -36,15 +37,14 @@ from sandq.model.headers import headers_check
 from sandq.model.key_limits import key_limit
 from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY, check_name
-from sandq.model.partitioning import ordering_hash
-from sandq.model.pauses import pause_end_ms
+from sandq.model.pauses import PAUSES_MAX, pause_end_ms
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
 from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOT_AHEAD
-from sandq.partition.groups.part_pauses import FOREVER
+from sandq.partition.groups.part_pauses import FOREVER, command_part
 from sandq.partition.produce_validation import check_not_far, most_value_bytes
 from sandq.partition.queries.fetch import Extent, Fetched
 from sandq.partition.queries.queries import UNITS_S, PartitionQueries
@@ -64,6 +64,7 @@ from sandq.protocol.requests_admin import (
     GroupSeek,
     GroupUpdate,
     Hold,
+    PauseList,
     TopicStats,
 )
 from sandq.protocol.requests_log import Fetch, Measure
@@ -422,6 +423,23 @@ class MessageRequests:
                 table.add(leader.subscriptions(group), held)
         return table.rows()
 
+    async def pauses(self, request: PauseList, caller: Caller) -> tuple[list[dict[str, Any]], int]:
+        """Return rows for the paused tenants and keys of a group in the partitions that this node leads, and the number
+        of omitted rows.
+
+        Raise UnknownGroup."""
+        group, table = request.group, PauseTable()
+        await self._output.wait_for_capacity()
+        async with self._listing, self._broker.listing:
+            for leader in await self._with_group(request.topic, group):
+                parts, left_out = await self._broker.reads.ask(
+                    leader.raft_group,
+                    lambda replica: replica.queries.paused_parts(group, PAUSES_MAX, table.keys),
+                    work=PAGE_WORK,
+                )
+                table.add(parts, left_out)
+        return table.rows()
+
     async def seek(self, request: GroupSeek, caller: Caller) -> list[tuple[int, bytes]]:
         """Move the cursor of a group, and return the new cursor of each partition.
 
@@ -470,7 +488,7 @@ class MessageRequests:
         group, done = request.group, set[PartitionLeader]()
         until_ms = pause_end_ms(request.until_ms, request.for_ms, self._broker.clock.now_ms())
         command: c.Command = c.PauseGroup(group, request.paused, until_ms)
-        part = request.tenant if request.key is None else ordering_hash(request.key)
+        part = request.tenant if request.key is None else command_part(request.key)
         if part is not None:
             # Messages of a key may be in several partitions: producers may choose, and partitions may be added.
             self._check_parts(request)

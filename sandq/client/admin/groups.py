@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 from sandq.client.admin.group_consumers import GroupConsumers, consumers_of
+from sandq.client.admin.group_pauses import GroupPauses, pauses_of
 from sandq.client.admin.requests import ask_leaders_of_group, count_of, map_of, rows_of, rows_of_leaders
 from sandq.client.admin.settings import GroupSettings, plain_settings
 from sandq.client.arguments import suggesting
@@ -36,6 +37,7 @@ from sandq.protocol.requests_admin import (
     GroupPush,
     GroupSeek,
     GroupUpdate,
+    PauseList,
     PushList,
 )
 
@@ -56,6 +58,13 @@ class GroupAdmin:
     async def consumers(self, topic: str, group: str, *, timeout: Duration | None = None) -> GroupConsumers:
         """Return the consumers of a group with the number of messages that each holds. Raises UnknownGroup."""
         return consumers_of(await ask_leaders_of_group(self._cluster, ConsumerList(topic, check_name("group", group))))
+
+    @timed_read
+    async def pauses(self, topic: str, group: str, *, timeout: Duration | None = None) -> GroupPauses:
+        """Return the paused tenants and keys of a group, each with the end of its pause. Raises UnknownGroup.
+
+        The list has at most 1,000 of them. `groups` shows whether the whole group is paused."""
+        return pauses_of(await ask_leaders_of_group(self._cluster, PauseList(topic, check_name("group", group))))
 
     @timed_change
     async def seek_group(self, topic: str, group: str, to: Start, *, timeout: Duration | None = None) -> dict[int, str]:

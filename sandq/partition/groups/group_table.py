@@ -143,9 +143,9 @@ class GroupTable:
             left -= 1 + group.pauses.end(step, left)
             self.store(step, group)
 
-    def pause_part(self, step: Step, group: Group, part: Part, until_ms: int | None) -> None:
-        """Pause a tenant or a key of a group up to `until_ms`, or end its pause (None). Raise InvalidRequest if the
-        topic has no such parts, or if too many are paused."""
+    def pause_part(self, step: Step, group: Group, part: Part, until_ms: int | None, key: bytes | None = None) -> None:
+        """Pause a tenant or a key of a group up to `until_ms`, or end its pause (None). `key`: the key to store with
+        the pause. Raise InvalidRequest if the topic has no such parts, or if too many are paused."""
         if isinstance(part, str) and self._shared.rank != FAIR:
             raise InvalidRequest("only a fair topic has tenants: pause the group")
         if isinstance(part, int) and not self._shared.is_ordered:
@@ -153,7 +153,7 @@ class GroupTable:
                 "only a topic with `ordering: key` or `max_in_flight_per_key` can pause a key: pause the group"
             )
         if until_ms is not None and until_ms > step.now_ms:
-            group.pauses.pause(step, part, until_ms)
+            group.pauses.pause(step, part, until_ms, key)
         else:
             group.pauses.resume(step, part)
         group.use(step)

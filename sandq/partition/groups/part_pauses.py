@@ -1,18 +1,20 @@
 """Pauses of parts of a group: of single tenants in a fair topic, and of single keys in a topic that limits keys.
 
-Each pause has a row. A pause of a tenant ends with its time. A pause of a key ends when its row is removed, in the
-first entry after its time that has capacity for this.
+Each pause has a row. The row of a key has the key itself, unless the key is long. A pause of a tenant ends with its
+time. A pause of a key ends when its row is removed, in the first entry after its time that has capacity for this.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.offsets import U48_MAX
+from sandq.model.partitioning import ordering_hash
+from sandq.model.pauses import STORED_KEY_BYTES
 from sandq.model.times import format_instant
 from sandq.partition.base import rows
 from sandq.partition.base.stale_heaps import is_overgrown
@@ -25,6 +27,31 @@ FOREVER: Final = U48_MAX
 """End of a pause that stays until it is resumed."""
 Part = str | int
 """A tenant by name, or a key by its ordering hash."""
+
+
+class PausedPart(NamedTuple):
+    """A paused tenant or key. `until_ms`: end of the pause. `key`: None for a tenant, for a long key, and for a key
+    that the caller knows."""
+
+    part: Part
+    until_ms: int
+    key: bytes | None = None
+
+
+def part_order(part: Part) -> tuple[bool, Part]:
+    """Return the position of a part in lists, which is the same in all partitions: tenants by name, then keys by
+    their hashes."""
+    return isinstance(part, int), part
+
+
+def split_part(named: str | bytes | int) -> tuple[Part, bytes | None]:
+    """Return the part of a `PausePart` command, and the key to store with its pause."""
+    return (ordering_hash(named), named) if isinstance(named, bytes) else (named, None)
+
+
+def command_part(key: bytes) -> bytes | int:
+    """Return a key as `PausePart` takes it: a long key by its ordering hash."""
+    return key if len(key) <= STORED_KEY_BYTES else ordering_hash(key)
 
 
 def pause_text(until_ms: int) -> str:
@@ -56,8 +83,9 @@ class PartPauses:
             part: Part = name.decode() if kind == rows.PAUSED_TENANT else int.from_bytes(name, "big")
             self._put(part, rows.unpack(value)[0])
 
-    def pause(self, step: Step, part: Part, until_ms: int) -> None:
-        """Pause a tenant or a key. Raise InvalidRequest if too many are paused."""
+    def pause(self, step: Step, part: Part, until_ms: int, key: bytes | None = None) -> None:
+        """Pause a tenant or a key. `key`: the key to store with the pause. Raise InvalidRequest if too many are
+        paused."""
         if part not in self.ends and len(self.ends) >= FIXED.paused_parts:
             raise InvalidRequest(
                 f"the group has {FIXED.paused_parts:,} paused tenants and keys in this partition, and no more are "
@@ -65,7 +93,7 @@ class PartPauses:
                 limit="paused_parts",
                 maximum=FIXED.paused_parts,
             )
-        step.view.put(self._key(part), rows.pack(until_ms))
+        step.view.put(self._key(part), rows.pack(until_ms) if key is None else rows.pack(until_ms, key))
         self._put(part, until_ms)
 
     def resume(self, step: Step, part: Part) -> None:
@@ -88,6 +116,17 @@ class PartPauses:
         """Number of paused keys."""
         return len(self.ends) - self.tenants
 
+    def first(self, now_ms: int, most: int) -> tuple[list[PausedPart], int]:
+        """Return the first `most` paused parts in `part_order`, without their keys, and the number of the others.
+        Pauses that have ended do not count."""
+        parts = sorted([part for part, until_ms in self.ends.items() if until_ms > now_ms], key=part_order)
+        return [PausedPart(part, self.ends[part]) for part in parts[:most]], max(len(parts) - most, 0)
+
+    def with_key(self, view: View, paused: PausedPart) -> PausedPart:
+        """Return a paused part with its key, if its row has one."""
+        row = view.get(self._key(paused.part))
+        return paused if row is None else paused._replace(key=rows.with_defaults(rows.unpack(row)[1:], None)[0])
+
     def next_ms(self) -> int | None:
         """Return when the next pause ends, in ms. None if none ends by itself."""
         while self._queue:
@@ -109,7 +148,9 @@ class PartPauses:
         """Shorten the pauses that end after `old_ms`, because the time is set back from there to `new_ms`."""
         for part, until_ms in sorted(self.ends.items(), key=lambda item: self._key(item[0])):
             if old_ms < until_ms != FOREVER:
-                step.view.put(self._key(part), rows.pack(until_ms - old_ms + new_ms))
+                row = step.view.get(self._key(part))
+                assert row is not None, "a pause has a row"
+                step.view.put(self._key(part), rows.pack(until_ms - old_ms + new_ms, *rows.unpack(row)[1:]))
                 self._put(part, until_ms - old_ms + new_ms)
 
     def _put(self, part: Part, until_ms: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from sandq.model.batch_format import Column
 from sandq.model.errors import InvalidRequest
-from sandq.model.pauses import GROUP, KEY
+from sandq.model.pauses import GROUP, KEY, STORED_KEY_BYTES
 from sandq.partition.base import rows
 from sandq.partition.base.step import Step
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.part_pauses import FOREVER, Part
+from sandq.partition.reader.pieces import load_message
 from sandq.partition.ready import queue_keys
 from sandq.partition.records.leases import Lease
 from sandq.partition.shared_state import SharedState
@@ -36,8 +38,22 @@ class LeasePauses:
         named = self._part(step, group, lease, offset, part)
         end_ms = group.pauses.ends.get(named, 0)
         if until_ms > end_ms:
-            self._groups.pause_part(step, group, named, until_ms)
+            key = self._key(step, group, lease, offset) if part == KEY else None
+            self._groups.pause_part(step, group, named, until_ms, key)
         return max(until_ms, end_ms)
+
+    def _key(self, step: Step, group: Group, lease: Lease, offset: bytes) -> bytes | None:
+        """Return the key of a leased message, to be stored with its pause. None if it is too long for this."""
+        if lease.kept:
+            row = step.view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+            assert row is not None, "a message that a group keeps has a row"
+            fields = rows.load_kept(row).fields
+        else:
+            row = step.view.get(rows.log_key(offset))
+            assert row is not None, "a message with a limited key has a row of its own"
+            fields = load_message(step.view, offset, row).fields
+        key: bytes = fields[Column.KEY]
+        return key if len(key) <= STORED_KEY_BYTES else None
 
     def _pause_group(self, step: Step, group: Group, until_ms: int) -> int:
         """Pause a group, unless it is paused for longer. Return the end of the pause in ms."""

@@ -6,7 +6,7 @@ continue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from sandq.partition.base.rows import Fields, Range
 from sandq.partition.base.view import View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.part_pauses import pause_text
+from sandq.partition.groups.part_pauses import Part, PausedPart, pause_text
 from sandq.partition.log.message_log import Found
 from sandq.partition.outbox import encode_letters
 from sandq.partition.pending.pending import DELAYED, READY
@@ -490,6 +490,19 @@ class PartitionQueries:
                 before, leased_ms = held.get(lease.consumer, (0, lease.leased_ms))
                 held[lease.consumer] = before + messages, min(leased_ms, lease.leased_ms)
         return held
+
+    def paused_parts(self, group_name: str, most: int, known: Container[Part] = ()) -> tuple[list[PausedPart], int]:
+        """Return the first `most` paused tenants and keys of a group in `part_order`, and the number of the others.
+
+        `known`: parts whose keys are not read. Raise UnknownGroup if there is no such group.
+        """
+        pauses = self._machine.groups.named(group_name).pauses
+        parts, left_out = pauses.first(self._machine.now_ms, most)
+        found = []
+        for one in self._machine.shared.in_slices(parts, SLICE_READS):
+            is_key = isinstance(one.part, int) and one.part not in known
+            found.append(pauses.with_key(self._view, one) if is_key else one)
+        return found, left_out
 
     def tenants(self) -> list[tuple[str, Shown]]:
         """Return (group name, state of a tenant of a fair topic) for each group and tenant, as in `group_rows`."""

@@ -245,7 +245,7 @@ RULES: Final[Mapping[int, Rule]] = {
             _T.TOPIC_HISTORY,
         )
     },
-    **{kind: _of_topic(kind, READ, group="group") for kind in (_T.DEAD_LIST, _T.CONSUMER_LIST)},
+    **{kind: _of_topic(kind, READ, group="group") for kind in (_T.DEAD_LIST, _T.CONSUMER_LIST, _T.PAUSE_LIST)},
     **{
         kind: _of_topic(kind, MANAGE) for kind in (_T.MOVE, _T.CANCEL, _T.JOB_STOP, _T.SCHEDULE_PUT, _T.SCHEDULE_CHANGE)
     },

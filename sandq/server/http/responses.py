@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -331,6 +331,24 @@ class Consumer(ResponseModel):
 class Consumers(ResponseModel):
     consumers: list[Consumer] = Field(description="Consumers with the most messages first.")
     left_out: int = Field(description="Minimum number of further consumers, which are not listed.")
+
+
+class PausedPart(ResponseModel):
+    part: Literal["tenant", "key"]
+    tenant: str | None = Field(default=None, description="The tenant; the pause includes the tenants below it.")
+    key: str | None = _KEY
+    key_base64: str | None = _KEY_BASE64
+    paused_until: str | None = Field(
+        description="Latest end of the pause, over all partitions; null: it stays until it is resumed."
+    )
+    partitions: int = Field(description="Number of partitions in which the tenant or key is paused.")
+
+
+class Pauses(ResponseModel):
+    pauses: list[PausedPart] = Field(
+        description="Tenants by name, then keys. A key longer than 1,024 bytes has neither `key` nor `key_base64`."
+    )
+    left_out: int = Field(description="Minimum number of further paused tenants and keys, which are not listed.")
 
 
 class Groups(ResponseModel):

@@ -107,7 +107,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     **{("POST", f"{_GROUP}/{action}"): _group(_C) for action in _OF_LEASES},
     ("PUT", f"{_GROUP}/limits"): _group(_M),
     ("GET", f"{_GROUP}/stream"): _group(_C),
-    **{("GET", f"{_GROUP}/{action}"): _group(_R) for action in ("dead", "consumers")},
+    **{("GET", f"{_GROUP}/{action}"): _group(_R) for action in ("dead", "consumers", "pauses")},
     # The owner of the target URL can read what is pushed, so the caller needs `read` as well.
     ("PUT", f"{_GROUP}/push"): _group(_M, _R),
     ("DELETE", f"{_GROUP}/push"): _group(_M),

@@ -18,6 +18,7 @@ from sandq.client.json_format import (
     dead_json,
     group_limits_of_rows,
     message_json,
+    pause_json,
     settings_json,
     when,
 )
@@ -247,6 +248,18 @@ async def consumers(request: Request, topic: TopicName, group: GroupName) -> Fou
     """The leaders of the topic's partitions report who subscribes, and whose leases hold messages."""
     found = await gateway_of(request).client.admin.consumers(topic, group)
     return {"consumers": [consumer_json(row) for row in found.consumers], "left_out": found.left_out}
+
+
+@router.get(
+    f"{GROUP}/pauses",
+    operation_id="listPauses",
+    response_model=responses.Pauses,
+    summary="List the paused tenants and keys of a group, with the ends of their pauses",
+)
+async def pauses(request: Request, topic: TopicName, group: GroupName) -> Found:
+    """At most 1,000 of them. `getGroup` shows whether the whole group is paused."""
+    found = await gateway_of(request).client.admin.pauses(topic, group)
+    return {"pauses": [pause_json(row) for row in found.pauses], "left_out": found.left_out}
 
 
 @router.patch(GROUP, operation_id="updateGroup", status_code=204, summary="Change a group's own settings")

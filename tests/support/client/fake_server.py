@@ -22,7 +22,7 @@ from sandq.model.topic_patterns import TopicPattern
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode_reply
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
 from sandq.protocol.requests import Ack, AckThen, Extend, Hello, Metadata, Nack, Subscribe, TopicNames, Unsubscribe
-from sandq.protocol.requests_admin import ConsumerList, GroupList, TopicCreate, TopicDelete, TopicStats
+from sandq.protocol.requests_admin import ConsumerList, GroupList, PauseList, TopicCreate, TopicDelete, TopicStats
 from tests.support.client.fake_access import FakeAccess
 from tests.support.client.fake_keys import FakeKeys
 from tests.support.client.fake_messages import NOW_MS, FakeMessages
@@ -318,6 +318,10 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
 
     def do_consumer_list(self, connection: FakeConnection, frame: Frame) -> Any:
         self.group(ConsumerList.parse(frame).group)
+        return [], 0
+
+    def do_pause_list(self, connection: FakeConnection, frame: Frame) -> Any:
+        self.group(PauseList.parse(frame).group)
         return [], 0
 
     def do_topic_stats(self, connection: FakeConnection, frame: Frame) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from click.testing import Result
 
-from sandq.client import AuditPage, Forecast, GroupConsumers, Held, SloReport, TopicRecord
+from sandq.client import AuditPage, Forecast, GroupConsumers, GroupPauses, Held, SloReport, TopicRecord
 from sandq.client.admin import ClusterOverview
 from sandq.client.messages.stored_message import Attempt, DeadLetter, DeadOutcome, JobResult, StoredMessage
 from sandq.model import offsets
@@ -94,6 +94,7 @@ class FakeClient:
         self.dead_outcomes: list[DeadOutcome] = []
         self.groups: list[dict[str, Any]] = []
         self.consumers = GroupConsumers([], 0)
+        self.pauses = GroupPauses([], 0)
         self.pushes: list[dict[str, Any]] = []
         self.stats: list[dict[str, Any]] = []
         self.slo: SloReport | None = None
@@ -290,6 +291,9 @@ class FakeAdmin:
 
     async def consumers(self, topic: str, group: str) -> GroupConsumers:
         return self._client.consumers
+
+    async def pauses(self, topic: str, group: str) -> GroupPauses:
+        return self._client.pauses
 
     async def seek_group(self, topic: str, group: str, to: str | int) -> dict[int, str]:
         self._client.note("seek_group", topic=topic, group=group, to=to)

@@ -117,6 +117,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {"ttl": None, "backoff": {"kind": "fixed"}})),
     (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {}, 12, 3)),
     (Type.CONSUMER_LIST, requests_admin.ConsumerList("t", "g")),
+    (Type.PAUSE_LIST, requests_admin.PauseList("t", "g")),
     (Type.GROUP_LIST, requests_admin.GroupList("t")),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", "latest")),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", 5)),

@@ -461,7 +461,7 @@ def test_entry_that_sets_a_clock_back() -> None:
 
 def test_entry_of_pauses() -> None:
     until_ms = T + 600_000
-    parts = c.PausePart("g", "acme", until_ms), c.PausePart("g", ordering_hash(b"k"), None)
+    parts = c.PausePart("g", "acme", until_ms), c.PausePart("g", b"k", None)
     commands = (*parts, c.PauseByLease([[65536, OFFSET, "key", until_ms]]))
     assert c.Entry(T, commands).encode() == example("entry-pauses")
     assert tuple(c.Entry.decode(example("entry-pauses")).commands) == commands

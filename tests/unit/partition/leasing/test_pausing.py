@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, UnknownGroup
 from sandq.model.limits import FIXED
 from sandq.model.partitioning import ordering_hash
+from sandq.model.pauses import STORED_KEY_BYTES
 from sandq.model.row_kinds import COMMON
 from sandq.model.times import format_instant
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.groups import group_table, part_pauses
 from sandq.partition.groups.group import PAUSED, Group
-from sandq.partition.groups.part_pauses import FOREVER
+from sandq.partition.groups.part_pauses import FOREVER, Part, PausedPart, command_part
 from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.records.leases import Lease
@@ -347,6 +348,52 @@ def test_rows_of_pauses_go_with_their_group(fair: RankedBench) -> None:
     fair.apply(2000, c.Upkeep())
 
 
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def listed(bench: Bench, most: int = 10, known: Container[Part] = ()) -> tuple[list[PausedPart], int]:
+    return PartitionQueries(bench.machine, bench.view).paused_parts("g", most, known)
+
+
+def test_paused_keys_are_listed_with_their_keys_after_a_restart(ordered: Bench) -> None:
+    long = b"k" * (STORED_KEY_BYTES + 1)
+    hashes = {key: ordering_hash(key) for key in (b"a", b"\xff", long)}
+    for key in hashes:
+        ordered.apply(0, c.PausePart("g", command_part(key), T + 1000))
+    ordered.apply(0, c.PausePart("g", b"\xff", FOREVER))
+    expected = [PausedPart(hashes[b"a"], T + 1000, b"a"), PausedPart(hashes[b"\xff"], FOREVER, b"\xff")]
+    expected.append(PausedPart(hashes[long], T + 1000, None))
+    expected.sort()
+    for _ in range(2):
+        assert listed(ordered) == (expected, 0)
+        ordered.restart()
+    assert listed(ordered, most=1) == (expected[:1], 2)
+    assert listed(ordered, known=hashes.values())[0] == [row._replace(key=None) for row in expected]
+    assert all(COMMON[rows.PAUSE].fields(rows.unpack(value)) for _, value in ordered.rows(rows.PAUSE))
+    ordered.apply(1, c.PausePart("g", b"\xff", None))
+    assert hashes[b"\xff"] not in [row.part for row in listed(ordered)[0]]
+
+
+def test_paused_tenants_are_listed_by_name(fair: RankedBench) -> None:
+    for name in ("b", "c", "a"):
+        part(fair, name, 1000)
+    assert [row.part for row in listed(fair, most=2)[0]] == ["a", "b"]
+    with pytest.raises(UnknownGroup):
+        PartitionQueries(fair.machine, fair.view).paused_parts("other", 10)
+
+
+def test_ended_pauses_are_not_listed_before_their_rows_are_removed(
+    ordered: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_table, "PAUSES_ENDED", 1)
+    part(ordered, b"a", 1000)
+    part(ordered, b"b", 1000)
+    part(ordered, b"c", 1001)
+    ordered.apply(1000, c.Upkeep())
+    assert len(ordered.rows(rows.PAUSE)) == 2
+    assert [row.part for row in listed(ordered)[0]] == [ordering_hash(b"c")]
+
+
 # -- by a consumer -----------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +420,7 @@ def test_a_consumer_pauses_the_key_of_its_message(ordered: Bench) -> None:
     send(ordered, "1k", "2k")
     lease = ordered.one()
     assert by_lease(ordered, lease, "key", 1000) == 1000
+    assert listed(ordered)[0] == [PausedPart(ordering_hash(b"k"), T + 1000, b"k")]
     ordered.ack(lease.token)
     assert ordered.lease(at=999) == []
     assert ordered.values(ordered.lease(at=1000)) == ["2"]
