@@ -245,14 +245,40 @@ def test_groups_are_held_up_limited_and_deleted(console: Console) -> None:
     assert api.status("GET", f"/topics/{name}/groups/billing") == 404
 
 
-def test_paused_tenants_of_a_group_are_counted(console: Console) -> None:
+def test_paused_tenants_and_keys_of_a_group_are_listed_and_resumed(console: Console) -> None:
     browser, api = console.browser, console.api
+    pauses = "section[aria-label='Pauses of the group']"
     name = topic(api, "of-tenants", kind="fair")
     api("POST", f"/topics/{name}", {"text": "a", "tenant": "acme"})
     api.lease(name, "senders")
-    api("POST", f"/topics/{name}/groups/senders/pause", {"tenant": "acme", "for": "1h"})
     console.go(f"#/topics/{name}/groups/senders")
+    browser.reads("No tenant or key is paused.", pauses)
+    browser.click("Pause…", "main")
+    browser.fill("part", "tenant", "dialog")
+    browser.click("Pause", "dialog")
+    browser.reads("Enter the tenant.", "dialog")
+    browser.click("Cancel", "dialog")
+    console.act("Pause…", "Pause", part="tenant", tenant="acme", **{"for": "1h"})
+    assert console.commands[-1] == f"sandctl group pause {name} senders --tenant acme --for 1h"
     browser.reads("Paused: 1 tenant", ".note")
+    browser.reads("acme", f"{pauses} tbody")
+    assert console.note_command(pauses) == f"sandctl group pauses {name} senders"
+    console.act("Resume…", "Resume", within=pauses)
+    assert console.commands[-1] == f"sandctl group resume {name} senders --tenant acme"
+    browser.reads("No tenant or key is paused.", pauses)
+
+    name = topic(api, "of-keys", settings={"ordering": "key"})
+    api("POST", f"/topics/{name}", {"text": "a", "key": "k"})
+    api.lease(name, "senders")
+    api("POST", f"/topics/{name}/groups/senders/pause", {"key_base64": "/w=="})
+    console.go(f"#/topics/{name}/groups/senders")
+    browser.reads("base64:/w==", f"{pauses} tbody")
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)
+    console.act("Pause…", "Pause", part="key", key="k", until=until.strftime("%Y-%m-%dT%H:%M"))
+    assert f"sandctl group pause {name} senders --key k --until 20" in console.commands[-1]
+    browser.reads("20", f"{pauses} tbody [data-label=Until]")
+    ends = [row["paused_until"] for row in api("GET", f"/topics/{name}/groups/senders/pauses")["pauses"]]
+    assert ends[0] is not None and ends[1] is None, "the key k is paused until an instant"
 
 
 def test_dialog_after_change_shows_no_old_count(console: Console) -> None:

@@ -3,7 +3,7 @@
 import { get, patch, path, post, put, remove } from "./api.js";
 import { sandctl, settingOptions } from "./commands.js";
 import { fill, h } from "./dom.js";
-import { ago, bytes, count, cut, instant, plural, short, typed } from "./format.js";
+import { ago, bytes, count, cut, fromBase64, instant, plural, short, typed } from "./format.js";
 import { attempts, headersView, keyText, valueView } from "./messages.js";
 import { may, why } from "./rights.js";
 import { groupHref, topicHref } from "./topics.js";
@@ -66,7 +66,7 @@ function standing(context, topic, group, found, again) {
     h("div", { class: "row" },
       isPaused
         ? button("Resume…", () => act({ title: "Resume the group", verb: "Resume", about: `Messages that came due meanwhile are delivered first: ${plural(found.lag, "message")} are due now.`, command: () => sandctl("group resume", [topic, group]), run: async () => { await post(`${at}/resume`); return "Resumed"; }, done: again }), { ...manages, kind: "primary" })
-        : button("Pause…", () => act({ title: "Pause the group", verb: "Pause", about: `Its ${plural(found.consumers, "consumer")} receive nothing new until the pause ends or you resume the group, also across restarts. They keep what they hold: ${plural(found.leased, "message")}.`, fields: [{ name: "for", label: "For", placeholder: "until it is resumed", help: "Such as 10m or 2h." }], command: (values) => sandctl("group pause", [topic, group], { for: values.for }), run: async (values) => { await post(`${at}/pause`, values.for ? { for: values.for } : undefined); return "Paused"; }, done: again }), manages),
+        : button("Pause…", () => pause(topic, group, found, again), manages),
       button("Limits…", () => changeLimits(topic, group, limits, again), manages),
       button("Settings…", () => changeSettings(topic, group, found.settings, again), manages),
       button("Seek…", () => seek(topic, group, found, again), { ...manages, kind: "danger" }),
@@ -74,6 +74,7 @@ function standing(context, topic, group, found, again) {
       h("button", { type: "button", onclick: again }, "Refresh")),
     found.reason && h("div", { class: "note" }, h("strong", {}, "The group receives nothing: "), found.reason),
     pausedParts(found.partitions),
+    partsOf(found).length > 0 && pausesCard(context, topic, group, manages, again),
     h("dl", { class: "tiles" }, tiles),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "No limits.")),
@@ -90,6 +91,74 @@ function pausedParts(partitions) {
   const most = (name) => Math.max(0, ...partitions.map((row) => row[name] ?? 0));
   const parts = [["paused_tenants", "tenant"], ["paused_keys", "key"]].filter(([name]) => most(name)).map(([name, word]) => plural(most(name), word));
   return parts.length > 0 && h("div", { class: "note" }, h("strong", {}, "Paused: "), parts.join(", "));
+}
+
+// Return the parts of the group that can be paused: tenants in a fair topic, keys in a topic that limits keys.
+function partsOf(found) {
+  const hasTenants = found.partitions.some((row) => row.tenants);
+  const hasKeys = found.blocked_by_key !== null && found.blocked_by_key !== undefined;
+  return [hasTenants && "tenant", hasKeys && "key"].filter(Boolean);
+}
+
+function pause(topic, group, found, done) {
+  const parts = partsOf(found);
+  const options = [["group", "the whole group"], ["tenant", "one tenant"], ["key", "one key"]].filter(([name]) => name === "group" || parts.includes(name));
+  const part = (values, missing) => (!values.part || values.part === "group" ? {} : { [values.part]: values[values.part] || missing });
+  const until = (values) => (values.until ? typed(values.until).toISOString() : "");
+  act({
+    title: "Pause the group", verb: "Pause",
+    about: `Its ${plural(found.consumers, "consumer")} receive nothing new until the pause ends or you resume the group, also across restarts. They keep what they hold: ${plural(found.leased, "message")}.${parts.length ? ` A pause of one ${parts.join(" or ")} stops only its messages, and can begin before its first message.` : ""}`,
+    fields: [
+      ...(parts.length ? [{ name: "part", label: "Pause", kind: "select", options }] : []),
+      ...(parts.includes("tenant") ? [{ name: "tenant", label: "Tenant", help: "The tenants below it are paused, too.", shownIf: (values) => values.part === "tenant" }] : []),
+      ...(parts.includes("key") ? [{ name: "key", label: "Key", shownIf: (values) => values.part === "key" }] : []),
+      { name: "for", label: "For", placeholder: "until it is resumed", help: "Such as 10m or 2h." },
+      { name: "until", label: "Until", kind: "datetime-local", help: "Instead of a duration." },
+    ],
+    command: (values) => sandctl("group pause", [topic, group], { ...part(values, values.part?.toUpperCase()), for: values.for, until: until(values) }),
+    run: async (values) => {
+      const named = part(values, "");
+      if (Object.values(named).includes("")) throw new Error(`Enter the ${values.part}.`);
+      const body = { ...named, ...(values.for ? { for: values.for } : {}), ...(values.until ? { until: until(values) } : {}) };
+      await post(path("topics", topic, "groups", group, "pause"), Object.keys(body).length ? body : undefined);
+      return "Paused";
+    },
+    done,
+  });
+}
+
+function pausesCard(context, topic, group, manages, done) {
+  const list = h("div", {});
+  load(list, () => get(path("topics", topic, "groups", group, "pauses"), {}, { signal: context.signal }), (found) => pausesView(topic, group, manages, found, done));
+  return h("section", { class: "card", "aria-label": "Pauses of the group" }, h("h2", {}, "Pauses"), list, commandLine(sandctl("group pauses", [topic, group])));
+}
+
+function pausesView(topic, group, manages, found, done) {
+  const name = (row) => row.tenant ?? (keyText(row) || "a key above 1,024 bytes");
+  const isNamed = (row) => [row.tenant, row.key, row.key_base64].some((one) => one !== undefined && one !== null);
+  const until = (row) => (row.paused_until ? Date.parse(row.paused_until) : Infinity);
+  const rows = table({
+    caption: "Pauses", key: (row) => JSON.stringify([row.part, row.tenant, row.key, row.key_base64]), sort: null, page: 25, empty: "No tenant or key is paused.",
+    columns: [
+      { key: "name", label: "Paused", kind: "code", text: (row) => cut(name(row), 80) },
+      { key: "part", label: "Kind", text: (row) => row.part },
+      { key: "until", label: "Until", text: (row) => (row.paused_until ? instant(row.paused_until) : "it is resumed"), sort: until },
+      { key: "partitions", label: "Partitions", kind: "number", wide: true, text: (row) => count(row.partitions), sort: (row) => row.partitions },
+      { key: "resume", label: "Resume", cell: (row) => (isNamed(row) ? button("Resume…", () => resumePart(topic, group, row, name(row), done), manages) : h("span", {})), mark: isNamed },
+    ],
+  });
+  rows.set(found.pauses);
+  return [rows.element, found.left_out > 0 && h("p", { class: "dim" }, `At least ${plural(found.left_out, "paused tenant or key", "paused tenants and keys")} more are not shown.`)];
+}
+
+function resumePart(topic, group, row, name, done) {
+  const named = Object.fromEntries(["tenant", "key", "key_base64"].filter((one) => row[one] !== undefined && row[one] !== null).map((one) => [one, row[one]]));
+  act({
+    title: `Resume the ${row.part}`, verb: "Resume", about: `The messages of ${row.part} ${cut(name, 80)} are delivered again.`,
+    command: () => sandctl("group resume", [topic, group], row.key_base64 ? { key: fromBase64(row.key_base64) } : named),
+    run: async () => { await post(path("topics", topic, "groups", group, "resume"), named); return "Resumed"; },
+    done,
+  });
 }
 
 function consumersView(found) {
