@@ -316,6 +316,7 @@ async def test_a_tenant_and_a_key_are_paused(api: sandq.Client) -> None:
     assert [message.value for message in await leases.take(max=10)] == [b"beta"]
     rows = await api.admin.groups("t")
     assert [(row["paused_tenants"], row["paused_keys"]) for row in rows] == [(1, 0)] * 2
+    assert await api.admin.pauses("t", "g") == ([("tenant", "acme", None, None, 2)], 0)
     async with api.subscribe("t", group="g") as subscription:
         await api.admin.pause_group("t", "g", tenant="acme", for_="300ms")
         assert sorted([message.value for message in await take(subscription, 2)]) == [b"acme", b"acme.eu"]
@@ -323,11 +324,19 @@ async def test_a_tenant_and_a_key_are_paused(api: sandq.Client) -> None:
     leases = api.leases("ordered", "g")
     await leases.take()
     await api.admin.pause_group("ordered", "g", key="k")
+    await api.admin.pause_group("ordered", "g", key=b"\xff" * 1025, for_="1h")
+    named, long = (await api.admin.pauses("ordered", "g")).pauses
+    assert named == ("key", None, b"k", None, 2)
+    assert (long.key, long.partitions) == (None, 2) and long.until_ms is not None
+    await api.admin.resume_group("ordered", "g", key=b"\xff" * 1025)
     ids = [await api.produce("ordered", b"%d" % number, key="k") for number in range(2)]
     assert await leases.take(max=10) == []
     (found,) = (await api.messages("ordered").why(ids[0]))["groups"]
     assert found["reason"].startswith("its key is paused until it is resumed")
     await api.admin.resume_group("ordered", "g", key="k")
+    assert (await api.admin.pauses("ordered", "g")).pauses == []
+    with pytest.raises(UnknownGroup):
+        await api.admin.pauses("ordered", "other")
     held = await leases.take(max=10)
     assert [message.value for message in held] == [b"0"]
     async with api.subscribe("ordered", group="g") as subscription:

@@ -185,8 +185,8 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "part": of(
             _T.GROUP_PAUSE,
             "tenant",
-            "tenant of a fair topic; in a topic that limits keys, a key of at most 1,024 bytes, or the hash of a longer "
-            "one",
+            "tenant of a fair topic; in a topic that limits keys, a key of at most 1,024 bytes, or the hash of a "
+            "longer one",
             _MESSAGES,
             (_T.GROUP_PAUSE, "key"),
         ),

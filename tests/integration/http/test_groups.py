@@ -62,7 +62,20 @@ async def test_a_group_is_paused_as_a_whole_and_by_a_consumer(web: Web) -> None:
     await web.post("/topics/f/groups/g/lease", {"max": 1})
     await web.post("/topics/f/groups/g/pause", {"tenant": "acme", "for": "1h"}, 204)
     assert (await web.get("/topics/f/groups/g"))["partitions"][0]["paused_tenants"] == 1
+    found = await web.get("/topics/f/groups/g/pauses")
+    (paused,) = found["pauses"]
+    assert paused["paused_until"] is not None and found["left_out"] == 0
+    assert {name: value for name, value in paused.items() if name != "paused_until" and value is not None} == {
+        "part": "tenant", "tenant": "acme", "partitions": 1
+    }  # fmt: skip
     await web.post("/topics/f/groups/g/resume", {"tenant": "acme"}, 204)
+    assert (await web.get("/topics/f/groups/g/pauses"))["pauses"] == []
+    await web.get("/topics/f/groups/nobody/pauses", 404)
+    await web.post("/topics", {"name": "k", "settings": {"ordering": "key"}}, 201)
+    await web.post("/topics/k/groups/g/lease", {"max": 1})
+    await web.post("/topics/k/groups/g/pause", {"key_base64": "/w=="}, 204)
+    (paused,) = (await web.get("/topics/k/groups/g/pauses"))["pauses"]
+    assert (paused["part"], paused["key_base64"], paused["paused_until"]) == ("key", "/w==", None)
 
 
 async def test_doq_walkthrough(web: Web) -> None:

@@ -18,6 +18,7 @@ from sandq.partition.groups import spilling
 from sandq.partition.groups.group import Group
 from sandq.partition.leasing import settlement
 from sandq.partition.log.appends import Stored
+from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.ready import queue_entries
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench
@@ -702,3 +703,12 @@ def test_spilled_message_of_a_paused_tenant_is_recalled_after_a_reset(monkeypatc
     set_back(bench, 3000)
     bench.apply(4000, c.PausePart("g", "acme", None))
     assert bench.values(bench.lease(at=5000)) == ["a"]
+
+
+def test_clock_reset_keeps_the_key_of_a_pause() -> None:
+    bench = Bench(ordering="key")
+    bench.open()
+    bench.apply(YEAR, c.PausePart("g", b"k", T + YEAR + HOUR))
+    set_back(bench, 3000, restart=True)
+    (paused,), _ = PartitionQueries(bench.machine, bench.view).paused_parts("g", 10)
+    assert (paused.key, paused.until_ms) == (b"k", T + 3000 + HOUR)

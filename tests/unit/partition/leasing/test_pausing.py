@@ -427,6 +427,22 @@ def test_a_consumer_pauses_the_key_of_its_message(ordered: Bench) -> None:
     assert isinstance(by_lease(ordered, ordered.held()[0], "tenant", 2000, at=1000), InvalidRequest)
 
 
+@pytest.mark.parametrize(("key", "shown"), [(b"k" * STORED_KEY_BYTES, True), (b"k" * (STORED_KEY_BYTES + 1), False)])
+@pytest.mark.parametrize("value", ["1", "1" * rows.INLINE_BYTES])
+def test_pause_by_lease_of_a_kept_message_stores_its_key(ordered: Bench, key: bytes, shown: bool, value: str) -> None:
+    ordered.send(value, keys=[key.decode()])
+    lease = ordered.one()
+    assert not lease.kept
+    assert by_lease(ordered, lease, "key", 1000) == 1000
+    assert listed(ordered)[0] == [PausedPart(ordering_hash(key), T + 1000, key if shown else None)]
+    ordered.reject(lease.token, at=2)
+    ordered.job("redrive", at=3, reason="rejected")
+    again = ordered.one(at=1000)
+    assert again.kept
+    assert by_lease(ordered, again, "key", 2000, at=1000) == 2000
+    assert listed(ordered)[0] == [PausedPart(ordering_hash(key), T + 2000, key if shown else None)]
+
+
 def test_a_consumer_pauses_its_group(bench: Bench) -> None:
     bench.open()
     bench.append("a", "b")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import sandq
 from sandctl.main import main
 from sandctl.output.jsonl import parse_line
-from sandq.client import DeadOutcome, Forecast, GroupConsumer, GroupConsumers, Life
+from sandq.client import DeadOutcome, Forecast, GroupConsumer, GroupConsumers, GroupPauses, Life, PausedPart
 from sandq.model.times import format_instant
 from tests.support.documents import document
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter, text
@@ -221,6 +221,35 @@ def test_group_consumers_lists_consumers_with_leases(ctl: Ctl, client: FakeClien
     first, second = json.loads(ctl("group", "consumers", "t", "g", "-o", "json").stdout)
     assert (first["since"], first["leased_at"]) == (format_instant(NOW_MS - 1000), format_instant(NOW_MS))
     assert (second["address"], second["since"], second["credit"]) == (None, None, None)
+
+
+def test_group_pauses_lists_tenants_and_keys_with_ends(ctl: Ctl, client: FakeClient) -> None:
+    tenant = PausedPart("tenant", "acme", None, NOW_MS, 2)
+    keys = [PausedPart("key", None, key, None, 1) for key in (b"k", b"\xff", None)]
+    client.pauses = GroupPauses([tenant, *keys], 4)
+    result = ctl("group", "pauses", "t", "g")
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["PART", "NAME", "UNTIL", "PARTITIONS"],
+        ["tenant", "acme", format_instant(NOW_MS), "2"],
+        ["key", "k", "it", "is", "resumed", "1"],
+        ["key", "ff", "it", "is", "resumed", "1"],
+        ["key", "(a", "key", "above", "1,024", "bytes)", "it", "is", "resumed", "1"],
+    ]
+    assert result.stderr == "sandctl: 4 paused tenants and keys more are not shown\n"
+    assert json.loads(ctl("group", "pauses", "t", "g", "-o", "json").stdout) == [
+        {"part": "tenant", "tenant": "acme", "paused_until": format_instant(NOW_MS), "partitions": 2},
+        {"part": "key", "key": "k", "paused_until": None, "partitions": 1},
+        {"part": "key", "key_base64": "/w==", "paused_until": None, "partitions": 1},
+        {"part": "key", "paused_until": None, "partitions": 1},
+    ]
+
+
+def test_group_list_with_paused_parts_counts_them(ctl: Ctl, client: FakeClient, two_groups: None) -> None:
+    assert "PAUSED" not in ctl("group", "list", "t").stdout
+    client.groups[0] |= {"paused_tenants": 3, "paused_keys": 0}
+    heading, row, *_ = ctl("group", "list", "t").stdout.splitlines()
+    at = heading.index("PAUSED TENANTS")
+    assert row[at:].split()[0] == "3" and "PAUSED KEYS" not in heading
 
 
 def test_group_list_and_show_count_messages_blocked_by_keys(ctl: Ctl, client: FakeClient, two_groups: None) -> None:
@@ -474,7 +503,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 119
+    assert len(commands(main)) == 120
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output
