@@ -20,7 +20,7 @@ class PauseTable:
         self._partitions: dict[Part, int] = {}
         """Number of partitions in which the part is paused."""
         self._least = 0
-        """The group has at least this many paused parts: as many as the partition with most of them."""
+        """Minimum number of paused parts of the group, including those that are not listed."""
 
     def add(self, parts: Iterable[PausedPart], left_out: int) -> None:
         """Add the first paused parts of one partition. `left_out`: number of its further paused parts."""
@@ -31,7 +31,10 @@ class PauseTable:
             self._partitions[part] = self._partitions.get(part, 0) + 1
             if key is not None:
                 self.keys[part] = key
-        self._least = max(self._least, number)
+        self._least = max(self._least, number, len(self._ends))
+        for part in sorted(self._ends, key=part_order)[PAUSES_MAX:]:  # keeps each call short
+            del self._ends[part], self._partitions[part]
+            self.keys.pop(part, None)
 
     def rows(self) -> tuple[list[dict[str, Any]], int]:
         """Return up to `PAUSES_MAX` rows, one per paused part, and the minimum number of omitted parts.
@@ -39,8 +42,7 @@ class PauseTable:
         The rows are exact. A part of the first `PAUSES_MAX` of all is among the first ones of each partition, because
         all partitions have the same order."""
         parts = sorted(self._ends, key=part_order)
-        shown = parts[:PAUSES_MAX]
-        return [self._row(part) for part in shown], max(len(parts), self._least) - len(shown)
+        return [self._row(part) for part in parts], self._least - len(parts)
 
     def _row(self, part: Part) -> dict[str, Any]:
         until_ms = self._ends[part]
