@@ -23,6 +23,7 @@ from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 from tests.support.nodes.fake_receiver import FakeReceiver
 from tests.support.simulation.stepped import Stepped, VirtualClock
+from tests.support.storage.log_bed import SEGMENT_BYTES
 
 GROUP = 7
 CREDIT, LEASE_MS, LEASE_AHEAD_MS = 100, 60_000, 50
@@ -41,6 +42,7 @@ class LeaderBed(Stepped):
             node_id="n1",
             now_ms=self.clock.now_ms,
             publish=self.published.append,
+            segment_bytes=SEGMENT_BYTES,
             limits=Limits(),
         )
         settings = parse_settings(given, kind).record()

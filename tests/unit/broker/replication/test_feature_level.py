@@ -14,6 +14,7 @@ from sandq.model.limits import Limits
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 from tests.support.registered import register_node
+from tests.support.storage.log_bed import SEGMENT_BYTES
 
 STEPS = 100_000
 """Time in which a single node certainly becomes leader."""
@@ -42,6 +43,7 @@ def test_unknown_level_is_retriable_and_unsupported_level_is_refused() -> None:
         node_id="n1",
         now_ms=lambda: 1_800_000_000_000,
         publish=lambda news: node_log.published(news),
+        segment_bytes=SEGMENT_BYTES,
         limits=Limits(),
         levels=Levels(FIRST_LEVEL, next_level),
     )

@@ -24,6 +24,7 @@ from sandq.storage.stores import MemoryStores
 from sandq.storage.wal import Record, WalFull
 from tests.support.registered import register_node
 from tests.support.storage.faulty_files import FaultyFiles, Plan
+from tests.support.storage.log_bed import SEGMENT_BYTES
 from tests.support.waiting import PATIENCE_S, until_holds
 
 
@@ -40,6 +41,7 @@ class Bed:
             now_ms=lambda: 1_800_000_000_000,
             publish=lambda news: inbox.put(self.node_log.published, news),
             limits=Limits(),
+            segment_bytes=SEGMENT_BYTES,
             hooks=Hooks(wake=wakeup.set),
         )
         self.runner = Runner(

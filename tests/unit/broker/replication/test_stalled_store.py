@@ -31,6 +31,7 @@ from sandq.storage.stores import MemoryStores
 from sandq.storage.write_behind import STORE_SHARE
 from tests.support.simulation.stepped import Stepped, VirtualClock
 from tests.support.stalling_stores import StallingStores
+from tests.support.storage.log_bed import SEGMENT_BYTES
 from tests.support.waiting import PATIENCE_S, until_holds
 
 GROUPS = 7, 8
@@ -76,6 +77,7 @@ class Bed(Stepped):
             node_id="n1",
             now_ms=self.clock.now_ms,
             publish=self.published.append,
+            segment_bytes=SEGMENT_BYTES,
             limits=LIMITS,
         )
         self.hosts = partitions(self.node_log)
@@ -172,6 +174,7 @@ class Threads:
             node_id="n1",
             now_ms=lambda: 1_800_000_000_000,
             publish=lambda news: inbox.put(self.node_log.published, news),
+            segment_bytes=SEGMENT_BYTES,
             limits=LIMITS,
             hooks=Hooks(wake=wakeup.set),
         )

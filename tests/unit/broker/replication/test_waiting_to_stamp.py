@@ -10,6 +10,7 @@ from sandq.model.limits import Limits
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 from tests.support.registered import register_node
+from tests.support.storage.log_bed import SEGMENT_BYTES
 
 STEPS = 100_000
 """Time in which a single node certainly becomes leader."""
@@ -35,6 +36,7 @@ def test_commands_are_not_stamped_while_the_clock_waits() -> None:
         node_id="n1",
         now_ms=now_ms,
         publish=lambda news: node_log.published(news),
+        segment_bytes=SEGMENT_BYTES,
         limits=Limits(),
         hooks=Hooks(reason_to_wait=lambda host: next(iter(reasons), None)),
     )
