@@ -54,7 +54,7 @@ def pauses_of(frames: Iterable[Frame]) -> GroupPauses:
         least = max(least, len(frame[2]) + frame[3])
         for order, row in map(_paused_part, frame[2]):
             before = found.get(order)
-            found[order] = row if before is None else _together(before, row)
+            found[order] = row if before is None else _merged(before, row)
     # All leaders list the same order, so that the first ones of all are complete.
     shown = [row for _, row in sorted(found.items())[:PAUSES_MAX]]
     # The order of the hashes of keys means nothing to people.
@@ -73,7 +73,7 @@ def _paused_part(row: Any) -> tuple[_Order, PausedPart]:
     return (tenant is None, key_hash if tenant is None else tenant), part
 
 
-def _together(one: PausedPart, other: PausedPart) -> PausedPart:
+def _merged(one: PausedPart, other: PausedPart) -> PausedPart:
     until_ms = None if one.until_ms is None or other.until_ms is None else max(one.until_ms, other.until_ms)
     return PausedPart(
         one.part,

@@ -9,6 +9,7 @@ best priority first.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -40,6 +41,17 @@ node that is busy with the retries of an outage then makes many small leases, so
 only. Retries are late instead."""
 BURIED: Final = 1000
 """Number of expired messages after which a lease command stops making more of them dead."""
+
+
+@dataclass(slots=True)
+class _Filling:
+    """The leases of one grant while messages are added to them. `is_stopped`: add only returned messages."""
+
+    step: Step
+    group: Group
+    ready: ReadyQueues
+    opened: OpenLeases
+    is_stopped: bool
 
 
 class RankedGrants:
@@ -122,7 +134,8 @@ class RankedGrants:
             if limit <= 0 or left_bytes <= 0 or most <= 0:
                 continue
             opened = OpenLeases(most, partial(_open, step, group, grant))
-            left_bytes -= self._fill(step, group, ready, opened, limit, left_bytes, is_stopped)
+            filling = _Filling(step, group, ready, opened, is_stopped)
+            left_bytes -= self._fill(filling, limit, left_bytes)
             if not opened.leases:
                 break
             for lease in opened.leases:
@@ -134,18 +147,9 @@ class RankedGrants:
             granted += opened.leases
         return granted
 
-    def _fill(
-        self,
-        step: Step,
-        group: Group,
-        ready: ReadyQueues,
-        opened: OpenLeases,
-        limit: int,
-        max_bytes: int,
-        is_stopped: bool,
-    ) -> int:
+    def _fill(self, filling: _Filling, limit: int, max_bytes: int) -> int:
         """Add the next messages to the leases of a grant. Return their bytes."""
-        view = step.view
+        step, ready, opened, is_stopped = filling.step, filling.ready, filling.opened, filling.is_stopped
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         has_rules = is_stopped or ageing_ms is not None or self._ttl.any_expires
         left, taken_bytes = limit, 0
@@ -169,17 +173,17 @@ class RankedGrants:
             # Take the first returned message or the first new one: whichever has the lower offset.
             returned = ready.first_returned(queue)
             gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
-            head = None if gets_nothing_new else ready.head(queue, view)
+            head = None if gets_nothing_new else ready.head(queue, step.view)
             if returned is not None and (head is None or _first(returned) < head.first):
                 if most > 1:
                     most = _count_in_order(returned, head, ready.next_returned(queue), most)
-                added = self._take_returned(step, group, opened, queue, returned, most, max_bytes - taken_bytes)
+                added = self._take_returned(filling, queue, returned, most, max_bytes - taken_bytes)
             else:
                 assert head is not None, "a queue that has a turn contains a message"
                 capacity_for_new = ready.limits.capacity_for_new(queue.tenant)
                 most = most if capacity_for_new is None else min(most, capacity_for_new)
                 assert most > 0, "a tenant without capacity for new messages is stopped"
-                added = self._take_head(step, group, ready, opened, queue, head, most, max_bytes - taken_bytes)
+                added = self._take_head(filling, queue, head, most, max_bytes - taken_bytes)
             if added is None:
                 break
             count, size = added
@@ -191,21 +195,15 @@ class RankedGrants:
         return taken_bytes
 
     def _take_returned(
-        self,
-        step: Step,
-        group: Group,
-        opened: OpenLeases,
-        queue: ReadyQueue,
-        entry: Waiting,
-        limit: int,
-        max_bytes: int,
+        self, filling: _Filling, queue: ReadyQueue, entry: Waiting, limit: int, max_bytes: int
     ) -> tuple[int, int] | None:
         """Add returned messages to their lease. Return (number, bytes): zeros if messages expired instead. None if no
         lease may take them."""
+        step, group = filling.step, filling.group
         if self._dead.end_expired(step, group, entry):
             self._note_buried(1)
             return 0, 0
-        lease = opened.lease_for(queue.tenant, entry.alike)
+        lease = filling.opened.lease_for(queue.tenant, entry.alike)
         if lease is None:
             return None
         count, size = fitting(self._kept, group, entry, limit, max_bytes, step.view)
@@ -225,18 +223,11 @@ class RankedGrants:
             self._buried = max(self._buried, BURIED)
 
     def _take_head(
-        self,
-        step: Step,
-        group: Group,
-        ready: ReadyQueues,
-        opened: OpenLeases,
-        queue: ReadyQueue,
-        head: LogEntry,
-        limit: int,
-        max_bytes: int,
+        self, filling: _Filling, queue: ReadyQueue, head: LogEntry, limit: int, max_bytes: int
     ) -> tuple[int, int] | None:
         """Add the first entry of a queue to its lease, as far as it fits, and possibly further entries. Return (number
         of messages, bytes): zeros if messages expired instead. None if no lease may take them."""
+        step, group, ready = filling.step, filling.group, filling.ready
         expires_ms = self._ttl.entry_expires_ms(head)
         if expires_ms is not None and expires_ms <= step.now_ms:
             self._unique.mark_delivered(step, group, head)
@@ -245,7 +236,7 @@ class RankedGrants:
             self._note_buried(head.length)
             return 0, 0
         rules = head.extra.retry if head.extra is not None else None
-        lease = opened.lease_for(queue.tenant, FRESH._replace(retry=rules) if rules is not None else FRESH)
+        lease = filling.opened.lease_for(queue.tenant, FRESH._replace(retry=rules) if rules is not None else FRESH)
         if lease is None:
             return None
         if head.length == 1 and head.extra is None and limit > 1 and not queue.returned and not self._ttl.any_expires:
