@@ -198,7 +198,8 @@ def test_servers_from_the_option_come_first(ctl: Any, server: FakeServer) -> Non
 def test_help_and_version() -> None:
     for args in (["--help"], ["-h"], ["topic", "create", "-h"], ["produce", "-h"], ["cluster", "clock", "-h"]):
         result = CliRunner().invoke(main, args)
-        assert result.exit_code == 0 and "Usage: sandctl" in result.output
+        assert (result.exit_code, result.stderr) == (0, ""), args
+        assert "Usage: sandctl" in result.output, args
     assert CliRunner().invoke(main, ["--version"]).output.startswith("sandctl 0")
 
 
