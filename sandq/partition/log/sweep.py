@@ -27,9 +27,9 @@ from sandq.partition.ready import queue_keys
 from sandq.partition.shared_state import SLICE_ITEMS, SharedState
 
 LEAST_SETTLED: Final = 1000
-SWEEP_ROWS: Final = 250
+SWEEP_ROWS: Final = 150
 SWEEP_BYTES: Final = 8 << 20
-SWEEP_MESSAGES: Final = 500
+SWEEP_MESSAGES: Final = 150
 """Maximum number of messages in the rows of a step, unless the first row alone has more. A step looks up each message
 in every group."""
 FEW_QUEUES: Final = 16

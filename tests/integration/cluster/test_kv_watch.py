@@ -58,7 +58,7 @@ class Written:
             self.last[key] = (key, value, version)
             self.rows.append(self.last[key])
             number += 1
-            await trio.sleep(self._rng.uniform(0, 0.01))
+            await trio.sleep(self._rng.uniform(0, 0.03))
 
 
 class Seen:
