@@ -232,7 +232,14 @@ class Broker:
         messages, split = checked if checked is not None else self._checks(request, leader)()
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
-        command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
+        rule = request.on_conflict
+        on_conflict, max_wait_ms = (rule, None) if isinstance(rule, int) else rule
+        command = c.Append(
+            *(batch, request.producer_id, request.epoch, request.sequence),
+            on_conflict=on_conflict,
+            split=split,
+            max_wait_ms=max_wait_ms,
+        )
         size = stored_bytes_of(batch) + REQUEST_BYTES * requests
         # A single-message row has a minimum cost, even if the message is empty.
         work = size + (ROW_WORK * messages if split else 0)

@@ -122,6 +122,11 @@ def deliver_ms(offset: bytes) -> int:
     return int.from_bytes(offset[:6], "big")
 
 
+def at_time(offset: bytes, deliver_ms: int) -> bytes:
+    """Return the offset with another delivery time (u48)."""
+    return deliver_ms.to_bytes(6, "big") + _checked(offset)[6:]
+
+
 def shift(offset: bytes, n: int) -> bytes:
     """Return the offset `n` places later (earlier if negative). Raise InvalidRequest if the place does not fit 20
     bits."""

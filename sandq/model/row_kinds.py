@@ -328,7 +328,16 @@ _READY_EXTRA: Final = array(
 NOTHING: Final = object()
 """Decoded value of a row whose value is empty."""
 
-_NAMED: Final = array(integer(0, 3), OFFSET, optional(array(U64, U64, U64, COUNT)), optional(TIME))
+_SENDER: Final = optional(array(U64, U64, U64, COUNT))
+_PLAIN_NAME: Final = array(integer(0, 3), OFFSET, _SENDER, optional(TIME))
+_DEBOUNCED_NAME: Final = array(integer(0, 0), OFFSET, _SENDER, TIME, one_of(None))
+
+
+def _is_name_row(value: Any) -> bool:
+    """Return whether a value is the row of a unique key."""
+    return _PLAIN_NAME(value) or _DEBOUNCED_NAME(value)
+
+
 _OUTBOX_KEY: Final = _length(14)
 COMMON: Final[Mapping[bytes, _Kind]] = {
     b"a": _Kind(_length(8), array(_BITMAP, _BITMAP, COUNT, is_bool, _BITMAP, _BITMAP, least=4)),
@@ -360,10 +369,10 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     b"B": _Kind(_length(6), array(U64, COUNT, COUNT, text(), text())),
     b"L": _Kind(_named(is_name), array(*[COUNT] * 7)),
     b"t": _Kind(is_offset_of, array(one_of("cancelled", "moved"), TIME, optional(TIME))),
-    b"u": _Kind(lambda key, partition: 1 <= len(key) <= FIXED.unique_key_bytes, _NAMED),
+    b"u": _Kind(lambda key, partition: 1 <= len(key) <= FIXED.unique_key_bytes, _is_name_row),
     b"V": _Kind(is_offset_of, array(are_whole_fields)),
-    b"U": _Kind(_is_scoped_key, _NAMED),
-    b"K": _Kind(lambda key, partition: 1 <= len(key) - 16 <= FIXED.unique_key_bytes, _NAMED),
+    b"U": _Kind(_is_scoped_key, _is_name_row),
+    b"K": _Kind(lambda key, partition: 1 <= len(key) - 16 <= FIXED.unique_key_bytes, _is_name_row),
     b"w": _Kind(_group_and(_length(14)), _WAITING_FIELDS),
     b"N": _Kind(_group_and(lambda key, partition: not key or len(key) == OFFSET_BYTES), array(COUNT)),
     b"W": _Kind(_group_and(_length(6 + OFFSET_BYTES)), _is_spilled),

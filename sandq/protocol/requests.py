@@ -43,6 +43,9 @@ REJECT: Final = 0
 REPLACE: Final = 1
 IGNORE: Final = 2
 REPLACE_PENDING: Final = 3
+DEBOUNCE: Final = 4
+MAX_WAIT_MS: Final = 10 * 366 * 86_400_000
+"""Greatest maximum wait of messages with DEBOUNCE, in ms: ten years."""
 LEASE_WAIT_MAX_MS: Final = 60_000
 """Maximum time that a LEASE waits for messages, in ms."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
@@ -164,6 +167,13 @@ class TopicNamesReply(NamedTuple):
         return cls(names)
 
 
+def _debounce(value: Sequence[Any]) -> str | None:
+    """Check DEBOUNCE with a maximum wait."""
+    if len(value) == 2 and all([type(one) is int for one in value]) and value[0] == DEBOUNCE:
+        return None if 1 <= value[1] <= MAX_WAIT_MS else f"a max wait of 1..{MAX_WAIT_MS} ms is allowed"
+    return f"expected [{DEBOUNCE}, max wait ms]"
+
+
 class Produce(Request, type=Type.PRODUCE):
     """Store one batch in one partition. Producer id 0: not idempotent, and epoch and sequence are 0, too. Otherwise,
     see `model.sequence` for the meaning of `sequence`.
@@ -171,7 +181,9 @@ class Produce(Request, type=Type.PRODUCE):
     `on_conflict` applies to a message whose unique key is taken. The old message is the one that has the key. REJECT:
     the new message is refused. REPLACE: the old message is cancelled; if a group holds it, the new message is refused.
     REPLACE_PENDING: like REPLACE, but the new message is refused if any group has leased the old one. IGNORE: the new
-    message is left out, and the reply has the id of the old message.
+    message is left out, and the reply has the id of the old message. DEBOUNCE: like REPLACE, but if a group holds the
+    old message, or all groups are done with it, the new one is stored as well. `[DEBOUNCE, max wait ms]`: the new
+    message is also due at most this time after the first message of the series, which did not replace any other.
     """
 
     topic: str
@@ -179,7 +191,7 @@ class Produce(Request, type=Type.PRODUCE):
     producer_id: int
     epoch: U32
     sequence: int
-    on_conflict: Annotated[int, Bounds(REJECT, REPLACE_PENDING)]
+    on_conflict: Annotated[int, Bounds(REJECT, DEBOUNCE)] | Annotated[Sequence[int], _debounce]
     batch: bytes
 
     def frame(self, request_id: int) -> bytes:

@@ -73,6 +73,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "epoch": of(_T.PRODUCE, "epoch"),
         "sequence": of(_T.PRODUCE, "sequence", "its parts are taken by bits (`model.sequence`)"),
         "on_conflict": of(_T.PRODUCE, "on_conflict"),
+        "max_wait_ms": of(_T.PRODUCE, "on_conflict", "1 ms..10 years, or None"),
         "split": made("bool, from the columns of the batch", "partition/produce_validation.py"),
     },
     c.Lease: {

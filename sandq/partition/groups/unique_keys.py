@@ -8,6 +8,9 @@ attempt at its message. Then it is *attempted* until every other group has passe
 *delivered*, and stays taken for `dedup_window`. After a cancel, the unique key is free, but its row is kept for a
 while, so that a repeated cancel gets the same reply.
 
+Debounced messages that replace each other are a series. While the last one holds its key, the row also has the time of
+the first one: `[held, id, sender | nil, time of the first message in ms, nil]`.
+
 A group also counts as having passed a message after a seek, after its deletion, or if it was created above the message.
 A seek, a deletion or a creation does not update the unique key. The next use of an attempted key, or the removal of the
 message from the log, detects that all groups have passed the message.
@@ -53,6 +56,8 @@ class Named(NamedTuple):
     sender: Sender | None
     row_key: bytes
     """Key of the row of the unique key."""
+    first_ms: int | None = None
+    """When the first message of a debounced series was stored, in ms. None if the message belongs to no series."""
 
 
 def resolve_conflict(named: Named, claim: Claim | None, on_conflict: int, sender: Sender | None) -> int:
@@ -70,11 +75,11 @@ def resolve_conflict(named: Named, claim: Claim | None, on_conflict: int, sender
     if on_conflict in (c.REJECT, c.IGNORE):
         return REFUSED if on_conflict == c.REJECT else IGNORED
     if is_settled:
-        return STORED if on_conflict == c.REPLACE else REFUSED
+        return REFUSED if on_conflict == c.REPLACE_PENDING else STORED
     assert claim is not None
     # If the key is held, no group ever leased the message. So a claim of ACKED only means that a group passed over it.
     is_free = claim.refusal is None or (named.state == HELD and claim.refusal == ACKED)
-    return REPLACES if is_free else REFUSED
+    return REPLACES if is_free else STORED if on_conflict == c.DEBOUNCE else REFUSED
 
 
 def claimed_state(offset: bytes | None, claim: Claim | None, now_ms: int) -> str:
@@ -111,10 +116,11 @@ class UniqueKeys:
         row = view.get(row_key)
         if row is None:
             return None
-        state, message_id, sender, forgotten_ms = rows.unpack(row)
+        state, message_id, sender, *first, forgotten_ms = rows.unpack(row)
         if forgotten_ms is not None and forgotten_ms <= now_ms:
             return None
-        return Named(state, message_id, None if sender is None else tuple(sender), row_key)
+        first_ms = min(*first, now_ms) if first else None  # a wrong clock may have set it
+        return Named(state, message_id, None if sender is None else tuple(sender), row_key, first_ms)
 
     def hold(
         self,
@@ -125,10 +131,13 @@ class UniqueKeys:
         sender: Sender | None,
         *,
         key_digest: bytes | None = None,
+        first_ms: int | None = None,
     ) -> None:
-        """Record that the unique key belongs to the pending message with this id. `key_digest`: as in `find`."""
+        """Record that the unique key belongs to the pending message with this id. `key_digest`: as in `find`.
+        `first_ms`: as in `Named`."""
         row_key = self._row_key(unique_key, tenant, key_digest)
-        step.view.put(row_key, rows.pack(HELD, message_id, sender, None))
+        series = () if first_ms is None else (first_ms,)
+        step.view.put(row_key, rows.pack(HELD, message_id, sender, *series, None))
 
     def mark_delivered(self, step: Step, group: Group, entry: LogEntry) -> None:
         """Note that a group leases the message of a log entry, or made it dead. If every group has passed the message,
@@ -198,7 +207,7 @@ class UniqueKeys:
         row = view.get(row_key)
         if row is None:
             return None
-        state, named_id, sender, forgotten_ms = rows.unpack(row)
+        state, named_id, sender, *_, forgotten_ms = rows.unpack(row)
         is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
         if state not in states or named_id != message_id or is_forgotten:
             return None

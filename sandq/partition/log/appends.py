@@ -83,6 +83,8 @@ class _Resolved(NamedTuple):
     """State of the other message. None unless the new message is rejected."""
     outcome: tuple[str, bytes | str] | None = None
     """See `Stored.outcomes`."""
+    first_ms: int | None = None
+    """As in `Named`, of the debounced message that is replaced."""
 
 
 class Appends:
@@ -228,15 +230,20 @@ class Appends:
                 else:
                     digest = rows.key_digest(key)
                     named = self._log.find_keyed(unique_key, key, digest, now_ms, view)
-                stays = None
+                stays = first_ms = None
                 if named is not None:
-                    stays, state, outcome = self._resolve_conflict(step, named, command.on_conflict, sender)
+                    stays, state, outcome, first_ms = self._resolve_conflict(step, named, command.on_conflict, sender)
                     refused += [(at, state)] if state is not None else []
                     outcomes += [(at, *outcome)] if outcome is not None else []
                 if stays is not None:
                     column[at] = stays
                     continue
-                self._unique.hold(step, unique_key, tenant, offset, sender, key_digest=digest)
+                if command.on_conflict == c.DEBOUNCE:
+                    first_ms = step.stamp_ms if first_ms is None else first_ms
+                    until_ms = None if command.max_wait_ms is None else first_ms + command.max_wait_ms
+                    if until_ms is not None and until_ms < offsets.deliver_ms(offset):
+                        offset = column[at] = offsets.at_time(offset, max(until_ms, step.floor_ms))
+                self._unique.hold(step, unique_key, tenant, offset, sender, key_digest=digest, first_ms=first_ms)
             self._store_one(step, offset, fields, AS_PLACED if wanted is None else wanted[at], digest)
         return refused, outcomes
 
@@ -269,7 +276,7 @@ class Appends:
         owned = self._log.find_owned(named.id, step.view)
         claim = None if owned is None else self._ownership.claim(owned.offset, step.view)
         state = claimed_state(None if owned is None else owned.offset, claim, step.now_ms)
-        stored_too = _Resolved(outcome=(TOLD_STORED, state) if on_conflict == c.REPLACE else None)
+        stored_too = _Resolved(outcome=(TOLD_STORED, state) if on_conflict in (c.REPLACE, c.DEBOUNCE) else None)
         # If every group has passed the other message, only `dedup_window` can still reserve its unique key.
         is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
         if is_over and not self._unique.end_attempted(step, named):
@@ -285,7 +292,8 @@ class Appends:
             return _Resolved(named.id, outcome=None if is_itself else (TOLD_IGNORED, state))
         if resolution == REPLACES and owned is not None:
             self._log.cancel(step, owned, remember=False)
-            return _Resolved(outcome=(TOLD_REPLACED, owned.id))
+            first_ms = named.first_ms if on_conflict == c.DEBOUNCE else None
+            return _Resolved(outcome=(TOLD_REPLACED, owned.id), first_ms=first_ms)
         return _Resolved() if named.state == CANCELLED else stored_too
 
 

@@ -159,9 +159,13 @@ class Bench:
         made = self.apply(at, c.Append(batch_of(values, due=due, relative=relative)))[0]
         return made.offsets if isinstance(made, Stored) else made
 
-    def send(self, *values: str, at: int = 0, on_conflict: int = c.REJECT, **columns: Any) -> Stored:
-        """Append messages as single-message rows, so that they can have keys, ttls and unique keys."""
-        made = self.apply(at, c.Append(batch_of(values, **columns), on_conflict=on_conflict, split=True))[0]
+    def send(
+        self, *values: str, at: int = 0, on_conflict: int = c.REJECT, max_wait: int | None = None, **columns: Any
+    ) -> Stored:
+        """Append messages as single-message rows, so that they can have keys, ttls and unique keys. `max_wait`: for
+        DEBOUNCE, in ms."""
+        batch = batch_of(values, **columns)
+        made = self.apply(at, c.Append(batch, on_conflict=on_conflict, split=True, max_wait_ms=max_wait))[0]
         assert isinstance(made, Stored)
         return made
 

@@ -269,8 +269,20 @@ def test_credit_has_no_request_id() -> None:
         (requests.Produce, [3, 1, "t", True, 0, 0, 0, 0, b""], r"field 2 \(partition\): expected int, got bool"),
         (requests.Produce, [3, 1, b"t", 0, 0, 0, 0, 0, b""], r"field 1 \(topic\): expected str, got bin"),
         (requests.Produce, [3, 1, "t", 0, 0, 0, 0, 0, "b"], r"field 7 \(batch\): expected bin, got str"),
-        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, 4, b""], r"field 6 \(on_conflict\): 4 is not within 0..3"),
-        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, b""], r"field 6 \(on_conflict\): expected int, got bin"),
+        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, 5, b""], r"field 6 \(on_conflict\): 5 is not within 0..4"),
+        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, b""], r"field 6 \(on_conflict\): expected int or array, got bin"),
+        *[
+            (requests.Produce, [3, 1, "t", 0, 0, 0, 0, wrong, b""], rf"field 6 \(on_conflict\): {problem}")
+            for wrong, problem in (
+                ([], r"expected \[4, max wait ms\]"),
+                ([4], r"expected \[4, max wait ms\]"),
+                ([4, True], r"expected \[4, max wait ms\]"),
+                ([3, 1000], r"expected \[4, max wait ms\]"),
+                ([4, 1, 1], r"expected \[4, max wait ms\]"),
+                ([4, 0], r"a max wait of 1..316224000000 ms is allowed"),
+                ([4, requests.MAX_WAIT_MS + 1], r"a max wait of 1..316224000000 ms is allowed"),
+            )
+        ],
         (requests.Produce, [3, 1, "t", 4096, 0, 0, 0, 0, b""], r"field 2 \(partition\): 4096 is not within 0..4095"),
         (requests.Produce, [3, 1, "t", 0, -1, 0, 0, 0, b""], r"field 3 \(producer_id\): -1 is not within"),
         (requests.Produce, [3, 1, "t", 0, 0, 2**32, 0, 0, b""], r"field 4 \(epoch\)"),

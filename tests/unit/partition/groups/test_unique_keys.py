@@ -27,13 +27,13 @@ PENDING, HELD_BY_A_GROUP = Claim(True, False, None), Claim(False, False, LEASED)
 
 @pytest.mark.parametrize("sender", [None, OTHER])
 @pytest.mark.parametrize(
-    ("state", "claim", "reject", "replace", "ignore"),
+    ("state", "claim", "reject", "replace", "ignore", "debounce"),
     [
-        (HELD, PENDING, REFUSED, REPLACES, IGNORED),
-        (HELD, None, STORED, STORED, STORED),
-        (DELIVERED, None, REFUSED, STORED, IGNORED),
-        (DELIVERED, HELD_BY_A_GROUP, REFUSED, REFUSED, IGNORED),
-        (CANCELLED, None, STORED, STORED, STORED),
+        (HELD, PENDING, REFUSED, REPLACES, IGNORED, REPLACES),
+        (HELD, None, STORED, STORED, STORED, STORED),
+        (DELIVERED, None, REFUSED, STORED, IGNORED, STORED),
+        (DELIVERED, HELD_BY_A_GROUP, REFUSED, REFUSED, IGNORED, STORED),
+        (CANCELLED, None, STORED, STORED, STORED, STORED),
     ],
 )
 def test_conflict_with_another_message_is_resolved_by_state(
@@ -42,14 +42,16 @@ def test_conflict_with_another_message_is_resolved_by_state(
     reject: int,
     replace: int,
     ignore: int,
+    debounce: int,
     sender: Sender | None,
 ) -> None:
-    for on_conflict, expected in ((c.REJECT, reject), (c.REPLACE, replace), (c.IGNORE, ignore)):
+    rules = {c.REJECT: reject, c.REPLACE: replace, c.IGNORE: ignore, c.DEBOUNCE: debounce}
+    for on_conflict, expected in rules.items():
         for before in (FIRST, None):
             assert resolve_conflict(Named(state, bytes(16), before, b"uk"), claim, on_conflict, sender) == expected
 
 
-@pytest.mark.parametrize("on_conflict", [c.REJECT, c.REPLACE, c.IGNORE])
+@pytest.mark.parametrize("on_conflict", [c.REJECT, c.REPLACE, c.IGNORE, c.DEBOUNCE])
 def test_a_message_that_is_sent_again_is_answered_and_neither_refused_nor_replaced(on_conflict: int) -> None:
     assert resolve_conflict(Named(HELD, bytes(16), FIRST, b"uk"), PENDING, on_conflict, FIRST) == IGNORED
     assert resolve_conflict(Named(DELIVERED, bytes(16), FIRST, b"uk"), None, on_conflict, FIRST) == IGNORED
