@@ -291,7 +291,7 @@ class Appends:
             is_itself = sender is not None and named.sender == sender
             return _Resolved(named.id, outcome=None if is_itself else (TOLD_IGNORED, state))
         if resolution == REPLACES and owned is not None:
-            self._log.cancel(step, owned, remember=False)
+            self._log.cancel(step, owned, remember=False, frees_key=False)
             first_ms = named.first_ms if on_conflict == c.DEBOUNCE else None
             return _Resolved(outcome=(TOLD_REPLACED, owned.id), first_ms=first_ms)
         return _Resolved() if named.state == CANCELLED else stored_too

@@ -244,30 +244,32 @@ class MessageLog:
 
     # -- removing -------------------------------------------------------------------------------------------------
 
-    def cancel(self, step: Step, found: Found | Kept, *, remember: bool = True) -> None:
+    def cancel(self, step: Step, found: Found | Kept, *, remember: bool = True, frees_key: bool = True) -> None:
         """Cancel a message that its producer may change. `remember`: keep a tombstone for a while, so that a repeated
-        cancel gets the same reply."""
+        cancel gets the same reply. `frees_key`: free its unique key; otherwise the caller gives the key to another
+        message."""
         if isinstance(found, Kept):
-            self._cancel_kept(step, found, remember)
+            self._cancel_kept(step, found, remember, frees_key)
             return
         entry = self.entry_of(found)
         self._shared.totals.cancelled += 1
         self._take_out(step, found, entry, CANCELLED, remember=remember)
         if found.alone and rows.is_apart(found.value):
             step.view.delete(rows.PAYLOAD + found.id)
-        if entry.extra is not None:
+        if entry.extra is not None and frees_key:
             self._unique.mark_cancelled(step, entry.extra)
         if found.moves:
             # The MOVED row leads a repeated cancel to the tombstone.
             fields = (found.offset, found.moves, found.moved_ms)
             self._expiring_rows.put(step, rows.MOVED + found.id, step.now_ms + CANCEL_MEMORY_MS, *fields)
 
-    def _cancel_kept(self, step: Step, kept: Kept, remember: bool) -> None:
+    def _cancel_kept(self, step: Step, kept: Kept, remember: bool, frees_key: bool) -> None:
         """Cancel a message that only groups keep."""
         entry = rows.kept_entry(kept.offset, kept.row)
         self._shared.totals.cancelled += 1
         assert entry.extra is not None
-        self._unique.mark_cancelled(step, entry.extra)
+        if frees_key:
+            self._unique.mark_cancelled(step, entry.extra)
         self._ownership.take_back(step, kept.offset)
         if remember:
             key, until_ms = rows.TOMBSTONE + kept.offset, step.now_ms + CANCEL_MEMORY_MS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from sandq.model import offsets
@@ -54,6 +56,17 @@ def test_newest_message_of_a_series_is_delivered_after_the_last_call(bench: Benc
     assert bench.lease(at=1299) == []
     assert bench.values(bench.lease(at=1300)) == ["c"]
     assert bench.lease(at=9999) == []
+
+
+def test_replaced_message_leaves_no_row() -> None:
+    bench = Bench()
+    bench.open()
+    debounce(bench, "a", 0)
+    before = Counter(key[:1] for key, _ in bench.everything())
+    debounce(bench, "b", 1)
+    debounce(bench, "c", 2)
+    added = Counter(key[:1] for key, _ in bench.everything()) - before
+    assert set(added) == {rows.COUNTS}  # numbers of messages by time, which are merged later
 
 
 def test_series_is_delivered_within_the_max_wait_of_its_first_call(bench: Bench) -> None:
