@@ -172,6 +172,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
+        max_wait: Duration | None = None,
         priority: int | None = None,
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
@@ -185,8 +186,8 @@ class Producer(BlockWrapper[AsyncProducer]):
         """
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
-            value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, priority,
-            tenant, max_attempts, backoff,
+            value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, max_wait,
+            priority, tenant, max_attempts, backoff,
         )  # fmt: skip
         inner.check_open()
         receipt = Receipt(portal)

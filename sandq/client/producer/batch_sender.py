@@ -27,6 +27,7 @@ from typing import Final, Generic, TypeVar
 import anyio
 
 from sandq.client.options import Options, again
+from sandq.client.producer.validation import OnConflict
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.client.transport.on_behalf import OURSELVES
@@ -74,7 +75,7 @@ class NumberedBatch(ABC):
         "unknown",
     )
 
-    def __init__(self, opened_at: float, on_conflict: int) -> None:
+    def __init__(self, opened_at: float, on_conflict: OnConflict) -> None:
         """`opened_at`: start of the batch's delivery time. `on_conflict`: what to do if a unique key is taken."""
         self.opened_at = opened_at
         self.on_conflict = on_conflict

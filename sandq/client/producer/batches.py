@@ -4,7 +4,7 @@ A batch is *open* while messages are added, *sealed* once it is encoded, and *do
 messages of a batch have the same traits (`validation.Traits`). So these messages never share a batch:
 
 - messages without a time (stored as one batch row), with an instant, and with a delay (relative to the leader's clock);
-- messages with different values of `on_conflict`;
+- messages with different values of `on_conflict` or `max_wait`;
 - writes to keys with and without an expected version;
 - messages with and without a rank;
 - messages with and without retry rules of their own.
@@ -199,7 +199,7 @@ class SendOutcome(NamedTuple):
 
     `state` is the state of the other message, which has the unique key. It is set if the new message was ignored. It is
     also set if the new message was too late to replace the other one, which is `acked`, `dead` or `delivered`
-    (finished, and deleted since). The new message is then stored, too.
+    (finished, and deleted since). With "debounce", it can also be `leased`. The new message is then stored, too.
     """
 
     outcome: str

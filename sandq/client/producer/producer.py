@@ -26,6 +26,7 @@ from sandq.client.producer.validation import (
     Ready,
     Value,
     delay_of,
+    max_wait_traits,
     rank_of,
 )
 from sandq.client.signals import Signal
@@ -59,9 +60,9 @@ class Producer:
     stored once, even if it is retried after lost replies.
 
     Messages of one partition are stored in the order of their `send`, except that different kinds travel in separate
-    batches: without a time, with an instant, with a delay, with a ttl, with a unique key (for each `on_conflict`), with
-    a priority or a tenant, and with retry rules. In a compacted topic a message is a write to its key; a value of None
-    deletes the key.
+    batches: without a time, with an instant, with a delay, with a ttl, with a unique key (for each `on_conflict` and
+    `max_wait`), with a priority or a tenant, and with retry rules. In a compacted topic a message is a write to its
+    key; a value of None deletes the key.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Producer:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
+        max_wait: Duration | None = None,
         priority: int | None = None,
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
@@ -161,8 +163,8 @@ class Producer:
         if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
             await self.wait_for_capacity()
         message = self.checks.message(
-            value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, priority,
-            tenant, max_attempts, backoff,
+            value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, max_wait,
+            priority, tenant, max_attempts, backoff,
         )  # fmt: skip
         if message[RANK_AT] is not None:
             await self._refresh_kind(message[RANK_AT])
@@ -233,6 +235,8 @@ class Producer:
                         options.get("ttl"), options.get("unique_key"), on_conflict, key_bytes
                     )
                     traits |= more
+                    if (max_wait := options.get("max_wait")) is not None:
+                        traits |= max_wait_traits(max_wait, on_conflict, traits, time)
                     priority, tenant, rank = options.get("priority"), options.get("tenant"), None
                     if priority is not None or tenant is not None:
                         rank = rank_of(priority, tenant)

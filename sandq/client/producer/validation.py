@@ -17,7 +17,7 @@ from sandq.model.names import check_tenant
 from sandq.model.retries import Backoff, MaxAttempts, RetryRules, parse_rules
 from sandq.model.times import DAY_MS, TIME_MAX_MS, Duration, Instant, duration_ms, format_duration, instant_ms
 from sandq.model.topic_limits import MAX_DELAY_MS, MAX_MESSAGE_BYTES
-from sandq.protocol.requests import IGNORE, REJECT, REPLACE, REPLACE_PENDING
+from sandq.protocol.requests import DEBOUNCE, IGNORE, MAX_WAIT_MS, REJECT, REPLACE, REPLACE_PENDING
 
 Value = bytes | bytearray | memoryview | str
 Headers = Mapping[str, HeaderValue]
@@ -28,7 +28,7 @@ Traits = int
 Bits 0 and 1: kind of time (see `NOW`). Bits 2 to 4: 0 without a unique key, otherwise 1 + the `on_conflict` action. One
 bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
 ahead that the broker may reject it (`FAR_BIT`), a unique key together with a different key (`PAIR_BIT`), retry rules of
-its own (`RULES_BIT`).
+its own (`RULES_BIT`). The bits from `MAX_WAIT_SHIFT` on: the `max_wait` of a debounced message in ms, or 0.
 
 So the broker checks messages one by one only if their traits require it. If it rejects a batch, only messages with the
 same traits are affected.
@@ -66,13 +66,25 @@ RANK_BIT = 128
 FAR_BIT = 256
 PAIR_BIT = 512
 RULES_BIT = 1024
+MAX_WAIT_SHIFT = 11
 
-_ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE, "replace_pending": REPLACE_PENDING}
+OnConflict = int | tuple[int, int]
+"""The `on_conflict` of a PRODUCE: a number, or (DEBOUNCE, `max_wait` in ms)."""
+
+_ON_CONFLICT = {
+    "reject": REJECT,
+    "replace": REPLACE,
+    "ignore": IGNORE,
+    "replace_pending": REPLACE_PENDING,
+    "debounce": DEBOUNCE,
+}
 
 
-def on_conflict_of(traits: Traits) -> int:
+def on_conflict_of(traits: Traits) -> OnConflict:
     """Return the `on_conflict` of a PRODUCE whose messages have these traits."""
-    return max((traits & UNIQUE_BITS) >> UNIQUE_SHIFT, 1) - 1
+    action = max((traits & UNIQUE_BITS) >> UNIQUE_SHIFT, 1) - 1
+    max_wait_ms = traits >> MAX_WAIT_SHIFT
+    return (action, max_wait_ms) if max_wait_ms else action
 
 
 def as_bytes(name: str, value: object) -> bytes:
@@ -144,6 +156,7 @@ class MessageValidation:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
+        max_wait: Duration | None = None,
         priority: int | None = None,
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
@@ -168,6 +181,8 @@ class MessageValidation:
         if ttl is not None or unique_key is not None or on_conflict != "reject":
             more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes)
             traits |= more
+        if max_wait is not None:
+            traits |= max_wait_traits(max_wait, on_conflict, traits, at)
         if max_attempts is not None or backoff is not None:
             rules = parse_rules(max_attempts, backoff)
             traits |= RULES_BIT
@@ -252,6 +267,25 @@ class MessageValidation:
         elif conflict != REJECT:
             raise InvalidRequest("on_conflict: it needs a unique_key")
         return traits, ttl_ms, unique
+
+
+def max_wait_traits(max_wait: Duration, on_conflict: str, traits: Traits, time: int) -> Traits:
+    """Check the `max_wait` of a message, and return its bits of the traits.
+
+    `traits` and `time` are those of the message, as `MessageValidation.time` returns them.
+    """
+    if on_conflict != "debounce":
+        raise InvalidRequest('max_wait: it needs on_conflict="debounce"')
+    max_wait_ms = duration_ms(max_wait)
+    if not max_wait_ms:
+        raise InvalidRequest("max_wait: it must be greater than 0")
+    if max_wait_ms > MAX_WAIT_MS:
+        most = f"{MAX_WAIT_MS // DAY_MS} days"
+        raise InvalidTime(f"max_wait: {format_duration(max_wait_ms)} is more than {most}; a bare number is seconds")
+    if traits & TIME_BITS == DELAY and max_wait_ms < time:
+        delay = format_duration(time)
+        raise InvalidRequest(f"max_wait: {format_duration(max_wait_ms)} is less than the delay of {delay}")
+    return max_wait_ms << MAX_WAIT_SHIFT
 
 
 def rank_of(priority: int | None, tenant: str | None) -> Rank:

@@ -32,7 +32,7 @@ from sandq.protocol.replies_messages import (
     Outcome,
     encode_pieces,
 )
-from sandq.protocol.requests import IGNORE, REJECT, REPLACE, REPLACE_PENDING, Produce
+from sandq.protocol.requests import DEBOUNCE, IGNORE, REJECT, REPLACE, REPLACE_PENDING, Produce
 from sandq.protocol.requests_admin import (
     CHECK,
     DeadList,
@@ -180,7 +180,8 @@ class FakeMessages:
         tenants = batch.bytes_column(Column.TENANT) or nulls
         given: list[bytes] = []
         conflicts: dict[int, str] = {}
-        outcomes: dict[int, tuple[str, bytes | str]] | None = None if request.on_conflict == REJECT else {}
+        rule = request.on_conflict if isinstance(request.on_conflict, int) else request.on_conflict[0]
+        outcomes: dict[int, tuple[str, bytes | str]] | None = None if rule == REJECT else {}
         rows = zip(batch.values(), *columns, times, ttls, strict=True)
         for place, (value, key, headers, unique_key, time, ttl_ms) in enumerate(rows):
             deliver_ms = max(self.now_ms, (time or 0) + (self.now_ms if batch.relative else 0))
@@ -189,14 +190,17 @@ class FakeMessages:
             row = Stored(value or b"", key, headers, offset, state, unique_key=unique_key, ttl_ms=ttl_ms)
             row.priority, row.tenant = priorities[place], tenants[place]
             taken = self.row(request, [1, unique_key, None, key]) if unique_key is not None else None
-            replaces = request.on_conflict in (REPLACE, REPLACE_PENDING)
+            replaces = rule in (REPLACE, REPLACE_PENDING, DEBOUNCE)
             if taken is not None and replaces and taken.state in PENDING:
                 self.stored[request.topic, request.partition].remove(taken)
                 assert outcomes is not None
                 outcomes[place] = "replaced", taken.id
-            elif taken is not None and request.on_conflict != REPLACE:
+            elif taken is not None and rule == DEBOUNCE:
+                assert outcomes is not None
+                outcomes[place] = "stored", taken.state
+            elif taken is not None and rule != REPLACE:
                 given.append(taken.id)
-                if request.on_conflict != IGNORE:
+                if rule != IGNORE:
                     conflicts[place] = taken.state
                 elif outcomes is not None:
                     outcomes[place] = "ignored", taken.state

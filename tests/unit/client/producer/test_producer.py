@@ -31,6 +31,8 @@ from sandq.protocol.frames import Type
 from tests.support.client.fake_server import CUT, SILENCE, FakeServer
 from tests.support.waiting import until_holds
 
+DEBOUNCED = {"unique_key": "u", "on_conflict": "debounce"}
+
 
 def values(server: FakeServer) -> list[bytes | None]:
     return [value for request in server.produced for value in Batch.parse(request.batch).values()]
@@ -168,6 +170,13 @@ def test_times_travel_in_batches_of_their_own(with_client: Any) -> None:
         ({"value": b"v", "unique_key": "x" * 1025}, TooLarge, "unique_key_bytes"),
         ({"value": b"v", "unique_key": "u", "on_conflict": "merge"}, InvalidRequest, "'merge'"),
         ({"value": b"v", "on_conflict": "replace"}, InvalidRequest, "on_conflict: it needs a unique_key"),
+        ({"value": b"v", "on_conflict": "debounce", "max_wait": 9}, InvalidRequest, "on_conflict: it needs a uniq"),
+        ({"value": b"v", "unique_key": "u", "max_wait": 9}, InvalidRequest, 'max_wait: it needs on_conflict="debou'),
+        ({"value": b"v", **DEBOUNCED, "max_wait": 0}, InvalidRequest, "max_wait: it must be greater than 0"),
+        ({"value": b"v", **DEBOUNCED, "max_wait": -1}, InvalidTime, "-1 is not a duration: it must not be negative"),
+        ({"value": b"v", **DEBOUNCED, "max_wait": "3661d"}, InvalidTime, "max_wait: 3661d is more than 3660 days"),
+        ({"value": b"v", **DEBOUNCED, "max_wait": 4, "delay": 5}, InvalidRequest, "max_wait: 4s is less than"),
+        ({"value": b"v", **DEBOUNCED, "max_wait": 4, "delay_ms": 4001}, InvalidRequest, "less than the delay of 4s1ms"),
         ({"value": b"v", "ttl": -1}, InvalidTime, "is not"),
         ({"value": b"v", "ttl": 0}, InvalidRequest, "ttl: it must be greater"),
         ({"value": b"v", "tenant": "a.b"}, InvalidRequest, "tenant: topic 't' is a timer topic; only fair"),

@@ -18,7 +18,9 @@ from sandq.server.http.bodies import MessageIn
 OPTIONS = SendOptions.__annotations__
 NOT_IN_JSON = {"partition"}
 """In HTTP requests the path names the partition."""
-NOT_SENT_BY_ACKS = {"delay_ms", "partition", "unique_key", "on_conflict"}
+OF_THE_REQUEST = {"on_conflict", "max_wait"}
+"""Options of the request and not of a message."""
+NOT_SENT_BY_ACKS = {"delay_ms", "partition", "unique_key"} | OF_THE_REQUEST
 
 
 def listed(method: Callable[..., Any]) -> dict[str, tuple[str, Any]]:
@@ -49,7 +51,7 @@ def test_json_messages_have_the_same_options() -> None:
         return {name.removesuffix("_base64") for name in names} - {"text", "value", "json", "json_"}
 
     assert plain(MessageIn.model_fields) == OPTIONS.keys() - NOT_IN_JSON
-    assert plain(KNOWN) == OPTIONS.keys() - NOT_IN_JSON - {"on_conflict"}, "an option of the request, not of a message"
+    assert plain(KNOWN) == OPTIONS.keys() - NOT_IN_JSON - OF_THE_REQUEST
 
 
 def test_outgoing_messages_have_the_same_options() -> None:

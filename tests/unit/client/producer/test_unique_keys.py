@@ -11,7 +11,9 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import ConnectionLost, DuplicateKey, InvalidRequest, TimedOut
 from sandq.model.partitioning import partition_for
+from sandq.model.times import DAY_MS
 from sandq.protocol.frames import Type
+from sandq.protocol.requests import DEBOUNCE
 from tests.support.client.fake_server import FakeServer
 
 
@@ -26,6 +28,70 @@ def test_a_key_that_is_taken(with_client: Any) -> None:
         assert replaced != first
         assert [(row.id, row.value) for row in server.stored["t", 0]] == [(offsets.from_text(replaced), b"c")]
         assert [request.on_conflict for request in server.produced] == [0, 0, 2, 1]
+
+    with_client(body)
+
+
+def test_debounce_of_a_pending_message_replaces_it(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        first = await client.produce("t", b"a", unique_key="k", on_conflict="debounce", delay="5s", max_wait="1m")
+        receipt = await client.send("t", b"b", unique_key="k", on_conflict="debounce", delay="5s", max_wait="1m")
+        assert await receipt and receipt.outcome == ("replaced", first, None)
+        assert [row.value for row in server.stored["t", 0]] == [b"b"]
+        assert [tuple(request.on_conflict) for request in server.produced] == [(DEBOUNCE, 60_000)] * 2
+        await client.produce("t", b"c", unique_key="k", on_conflict="debounce", delay="5s")
+        assert server.produced[2].on_conflict == DEBOUNCE
+
+    with_client(body)
+
+
+def test_debounce_of_a_leased_message_stores_both(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        await client.produce("t", b"a", unique_key="k", on_conflict="debounce")
+        server.stored["t", 0][0].state = "leased"
+        receipt = await client.send("t", b"b", unique_key="k", on_conflict="debounce", delay="5s")
+        assert await receipt and receipt.outcome == ("stored", None, "leased")
+        assert [row.value for row in server.stored["t", 0]] == [b"a", b"b"]
+
+    with_client(body)
+
+
+def test_debounced_messages_share_a_batch_only_with_equal_max_wait(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            for name, max_wait in (("a", "1m"), ("b", "2m"), ("c", 60), ("d", None), ("e", "3660d")):
+                await producer.send(b"v", unique_key=name, on_conflict="debounce", max_wait=max_wait, delay=5)
+            await producer.send_many(
+                [b"v", {"value": b"v", "unique_key": "g"}],
+                unique_key="f",
+                on_conflict="debounce",
+                max_wait="2m",
+                delay=5,
+            )
+        sent = {}
+        for request in server.produced:
+            for unique_key in Batch.parse(request.batch).bytes_column(Column.UNIQUE_KEY) or []:
+                sent[unique_key] = request.sequence, request.on_conflict
+        rules = {name: rule if isinstance(rule, int) else tuple(rule) for name, (_, rule) in sent.items()}
+        minutes = {b"a": 1, b"b": 2, b"c": 1, b"f": 2, b"g": 2}
+        assert rules == {
+            **{name: (DEBOUNCE, count * 60_000) for name, count in minutes.items()},
+            b"d": DEBOUNCE,
+            b"e": (DEBOUNCE, 3660 * DAY_MS),
+        }
+        assert sent[b"a"] == sent[b"c"] and len(server.produced) == 4
+
+    with_client(body)
+
+
+def test_max_wait_of_send_many_without_debounce_is_refused(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            with pytest.raises(InvalidRequest, match="message 0 of send_many: max_wait: it needs on_conflict"):
+                await producer.send_many([b"a"], unique_key="u", max_wait="1m")
+            with pytest.raises(InvalidRequest, match="message 0 of send_many: max_wait: 1s is less than the delay"):
+                await producer.send_many([b"a"], unique_key="u", on_conflict="debounce", max_wait="1s", delay="2s")
+        assert server.produced == []
 
     with_client(body)
 
