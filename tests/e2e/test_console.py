@@ -82,6 +82,21 @@ def test_a_message_is_produced_with_its_own_attempts(console: Console) -> None:
     browser.reads("kind fixed, first 1h, factor 2, cap 1h, jitter_percent 20")
 
 
+def test_a_debounced_message_is_produced(console: Console) -> None:
+    browser, api = console.browser, console.api
+    topic(api, "pages.debounced")
+    console.go("#/topics/pages.debounced")
+    browser.reads("pages.debounced", "h1")
+    earlier = {"text": "draft", "unique_key": "page-7", "on_conflict": "debounce", "delay": "2h"}
+    first = api("POST", "/topics/pages.debounced", earlier)
+    given = {"value": "final", "when": "delay", "delay": "1h", "unique_key": "page-7"}
+    said = console.act("Produce…", "Produce", **given, on_conflict="debounce", max_wait="90m")
+    assert "--in 1h --unique-key page-7 --on-conflict debounce --max-wait 90m" in said
+    (message,) = api("GET", "/topics/pages.debounced/messages")["messages"]
+    assert message["id"] != first["id"]
+    assert api("GET", f"/topics/pages.debounced/messages/{message['id']}")["text"] == "final"
+
+
 def test_topics_are_made_shown_purged_and_deleted(console: Console) -> None:
     browser, api = console.browser, console.api
     console.go("")

@@ -312,7 +312,12 @@ class MessageIn(BaseModel):
     ttl: Duration | None = None
     unique_key: str | None = None
     unique_key_base64: str | None = None
-    on_conflict: Literal["reject", "replace", "replace_pending", "ignore"] = "reject"
+    on_conflict: Literal["reject", "replace", "replace_pending", "ignore", "debounce"] = "reject"
+    max_wait: Duration | None = Field(
+        default=None,
+        description="With `debounce`: the message is due at most this long after the first message of its series.",
+        examples=["1m"],
+    )
     priority: int | None = Field(
         default=None,
         ge=FIXED.priority_least,
@@ -339,8 +344,10 @@ class MessageIn(BaseModel):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `Producer.send`. Raise InvalidRequest."""
         given = _without_nulls(self)
-        on_conflict = given.pop("on_conflict", "reject")
-        return {**read_message(given), "on_conflict": on_conflict}
+        options = {"on_conflict": given.pop("on_conflict", "reject")}
+        if (max_wait := given.pop("max_wait", None)) is not None:
+            options["max_wait"] = max_wait
+        return {**read_message(given), **options}
 
 
 class PutIn(BaseModel):
@@ -468,6 +475,8 @@ class OutgoingIn(MessageIn):
         """Return the message as the client sends it. Raise InvalidRequest."""
         if self.unique_key is not None or self.unique_key_base64 is not None:
             raise InvalidRequest("then: a message sent by an ack has no unique key: the ack itself takes effect once")
+        if self.on_conflict == "debounce" or self.max_wait is not None:
+            raise InvalidRequest("then: a message sent by an ack has no unique key, so it cannot be debounced")
         given = self.arguments()
         if (delay_ms := given.pop("delay_ms", None)) is not None:
             given["delay"] = delay_of(given.get("delay"), delay_ms)

@@ -17,6 +17,8 @@ from sandq.model.settings import CLASSES, parse_settings
 _OF_TOPICS = frozenset(("name", "kind", "settings"))
 _OF_MESSAGES = frozenset(("unique_key", "on_conflict"))
 """Members by which the type of a route's body is recognized."""
+_OF_REQUESTS = frozenset(("on_conflict", "max_wait"))
+"""Members of a message in a request that are not fields of the message itself."""
 
 
 def further_mistakes(body: Any, members: Set[str]) -> Iterator[tuple[str, InvalidRequest]]:
@@ -30,7 +32,8 @@ def further_mistakes(body: Any, members: Set[str]) -> Iterator[tuple[str, Invali
     if members >= _OF_TOPICS:
         yield from _of_topic(body)
     elif members >= _OF_MESSAGES and "messages" not in body:
-        for name, error in message_errors(body):
+        message = {name: value for name, value in body.items() if name not in _OF_REQUESTS}
+        for name, error in message_errors(message):
             yield f"body.{name}", error
 
 

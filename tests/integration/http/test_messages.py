@@ -166,6 +166,7 @@ async def test_delay_in_milliseconds(web: Web) -> None:
     assert moved["offset"] < many["results"][0]["id"]
 
 
+DEBOUNCED = {"unique_key": "u", "on_conflict": "debounce"}
 NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({}, "one of text, value and json"),
     ({"text": "a", "json": 1}, "one of text, value and json"),
@@ -199,6 +200,12 @@ NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"text": "a", "headers": {"a": {"base64": "%"}}}, "base64"),
     ({"text": "a", "on_conflict": "replace"}, "unique_key"),
     ({"text": "a", "on_conflict": "perhaps"}, "on_conflict"),
+    ({"text": "a", "on_conflict": "debounce"}, "on_conflict: it needs a unique_key"),
+    ({"text": "a", "unique_key": "u", "max_wait": "1m"}, 'max_wait: it needs on_conflict="debounce"'),
+    ({"text": "a", **DEBOUNCED, "max_wait": -1}, "it must not be negative"),
+    ({"text": "a", **DEBOUNCED, "max_wait": 0}, "max_wait: it must be greater than 0"),
+    ({"text": "a", **DEBOUNCED, "max_wait": "3661d"}, "max_wait: 3661d is more than 3660 days"),
+    ({"text": "a", **DEBOUNCED, "max_wait": 4, "delay": 5}, "max_wait: 4s is less than the delay of 5s"),
     ({"text": "a\ud800"}, "surrogate"),
     ({"text": "a", "key": "\udc00"}, "surrogate"),
     ({"text": "a", "headers": {"\ud800": 1}}, "surrogate"),

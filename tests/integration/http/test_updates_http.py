@@ -75,6 +75,19 @@ async def test_invalid_updates_are_rejected(web: Web, body: dict[str, Any]) -> N
     assert (await web.get(f"/topics/t/messages/{stored['id']}"))["text"] == "old"
 
 
+async def test_debounce_outcomes_are_reported(web: Web) -> None:
+    await topic(web)
+    debounced = {"unique_key": "k", "on_conflict": "debounce", "max_wait": "1m"}
+    first = await web.post("/topics/t", {"text": "1", **debounced, "delay": "30s"})
+    second = await web.post("/topics/t", {"text": "2", **debounced})
+    assert (first["outcome"], second["outcome"], second["other"]) == ("stored", "replaced", first["id"])
+    leased = await web.post("/topics/t/groups/g/lease", {"max": 2})
+    assert [message["text"] for message in leased["messages"]] == ["2"]
+    many = await web.post("/topics/t", {"messages": [{"text": "3", **debounced}, {"text": "4", **debounced}]})
+    told = [(one["outcome"], one.get("state")) for one in many["results"]]
+    assert told == [("stored", "leased"), ("replaced", None)]
+
+
 async def test_conflict_outcomes_are_reported(web: Web) -> None:
     # otherwise the state of an acked message becomes `delivered` once it is trimmed
     await topic(web, settings={"retention": "1h"})

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from sandq.server.http.bodies import MEMBERS_MAX, AckIn, ProduceIn, PutIn, TopicCreate
+from sandq.model.errors import InvalidRequest
+from sandq.server.http.bodies import MEMBERS_MAX, AckIn, MessageIn, OutgoingIn, ProduceIn, PutIn, TopicCreate
+from sandq.server.http.further_mistakes import further_mistakes
 
 MANY = 9_990
 
@@ -43,6 +45,32 @@ def test_invalid_header_is_one_mistake_among_many_valid_ones(wrong: Any) -> None
 
 def test_few_unknown_members_are_each_named() -> None:
     assert [one["loc"] for one in mistakes(ProduceIn, {"text": "x", "a": 1, "b": 2})] == [("one", "a"), ("one", "b")]
+
+
+def test_max_wait_of_a_message_is_an_argument_of_send() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(ProduceIn)
+    body = {"text": "x", "unique_key": "u", "delay": "5s", "on_conflict": "debounce", "max_wait": "1m"}
+    assert adapter.validate_python(body).arguments() == {
+        "value": b"x",
+        "unique_key": b"u",
+        "delay": "5s",
+        "on_conflict": "debounce",
+        "max_wait": "1m",
+    }
+    assert "max_wait" not in adapter.validate_python(body | {"max_wait": None}).arguments()
+    for wrong in (-1, "soon", True, [60]):
+        assert {one["loc"][:2] for one in mistakes(ProduceIn, body | {"max_wait": wrong})} == {("one", "max_wait")}
+
+
+@pytest.mark.parametrize("option", [{"on_conflict": "debounce"}, {"max_wait": "1m"}])
+def test_debounce_of_a_message_sent_by_an_ack_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"then: .* so it cannot be debounced"):
+        OutgoingIn.model_validate({"text": "x", **option}).outgoing()
+
+
+def test_options_of_a_request_are_no_further_mistakes() -> None:
+    body = {"text": "x", "delay": "soon", "unique_key": "u", "on_conflict": "debounce", "max_wait": "1m"}
+    assert [where for where, _ in further_mistakes(body, MessageIn.model_fields.keys())] == ["body.delay"]
 
 
 def test_ranks_of_messages_are_arguments_of_send() -> None:

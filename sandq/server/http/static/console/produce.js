@@ -61,6 +61,7 @@ export function whenOptions({ when, at, delay }) {
   return { at: Number.isNaN(found.getTime()) ? "2030-01-31T08:00:00Z" : found.toISOString() };
 }
 
+const isDebounced = (values) => Boolean(values.unique_key) && values.on_conflict === "debounce";
 const waits = (values) => Boolean(values.backoff) && values.backoff !== "none";
 
 export function produce(topic, kind) {
@@ -74,7 +75,8 @@ export function produce(topic, kind) {
       ...(kind === "compacted" ? [] : WHEN_FIELDS("now")),
       ...(kind === "compacted" ? [] : [
         { name: "unique_key", label: "Unique key", help: "Only one pending message may have it." },
-        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "reject this message"], ["replace", "replace the other message"], ["replace_pending", "replace it if no group has received it"], ["ignore", "keep the other message"]], value: "reject", shownIf: (values) => values.unique_key !== "" },
+        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "reject this message"], ["replace", "replace the other message"], ["replace_pending", "replace it if no group has received it"], ["ignore", "keep the other message"], ["debounce", "replace it, or send both if a worker holds it"]], value: "reject", shownIf: (values) => values.unique_key !== "" },
+        { name: "max_wait", label: "Deliver at the latest after", placeholder: "no limit", help: "Counted from the first message of the series: 1m, 1h.", shownIf: isDebounced },
       ]),
       { name: "ttl", label: "Time to live", placeholder: "none" },
       ...(kind === "compacted" ? [] : [
@@ -92,6 +94,7 @@ export function produce(topic, kind) {
       return sandctl("produce", [topic, ...content.positional], {
         ...content.options, key: values.key, ...whenOptions(values), "unique-key": values.unique_key,
         "on-conflict": values.unique_key && values.on_conflict !== "reject" ? values.on_conflict : null,
+        ...(isDebounced(values) ? { "max-wait": values.max_wait } : {}),
         ttl: values.ttl, header: headerLines(values.headers), priority: values.priority, tenant: values.tenant,
         "max-attempts": values.max_attempts, backoff: values.backoff,
         ...(waits(values) ? { "backoff-first": values.first, "backoff-cap": values.cap } : {}),
@@ -104,6 +107,7 @@ export function produce(topic, kind) {
         ...(values.key ? { key: values.key } : {}), ...(values.ttl ? { ttl: values.ttl } : {}),
         ...(Object.keys(headers).length ? { headers } : {}),
         ...(values.unique_key ? { unique_key: values.unique_key, on_conflict: values.on_conflict } : {}),
+        ...(isDebounced(values) && values.max_wait ? { max_wait: values.max_wait } : {}),
         ...(values.priority ? { priority: Number(values.priority) } : {}), ...(values.tenant ? { tenant: values.tenant } : {}),
         ...(values.max_attempts ? { max_attempts: values.max_attempts === "none" ? "none" : Number(values.max_attempts) } : {}),
         ...(values.backoff ? { backoff: { kind: values.backoff, ...(waits(values) && values.first ? { first: values.first } : {}), ...(waits(values) && values.cap ? { cap: values.cap } : {}) } } : {}),
