@@ -57,14 +57,20 @@ _UNCONFIRMED = 10_000  # maximum number of receipts that wait to be printed
 )
 @click.option(
     "--on-conflict",
-    type=click.Choice(["reject", "replace", "replace_pending", "ignore"]),
+    type=click.Choice(["reject", "replace", "replace_pending", "ignore", "debounce"]),
     default="reject",
     show_default=True,
     help=(
         "If the unique key is taken: fail; replace (cancel the other message, or send beside a "
-        "settled one); replace-pending (cancel it or fail); or ignore (keep the other one). -o json "
-        "prints the outcome."
+        "settled one); replace-pending (cancel it or fail); ignore (keep the other one); or debounce (cancel it, "
+        "or send beside one that a group holds or settled). -o json prints the outcome."
     ),
+)
+@click.option(
+    "--max-wait",
+    type=DURATION,
+    metavar="DURATION",
+    help="With debounce: deliver at most this long after the first message of the series.  [default: no limit]",
 )
 @click.option("--priority", type=int, metavar="N", help="Of a priority or fair TOPIC: lower goes first.  [default: 0]")
 @click.option(
@@ -94,6 +100,7 @@ def produce(
     ttl: timedelta | None,
     unique_key: str | None,
     on_conflict: str,
+    max_wait: timedelta | None,
     priority: int | None,
     tenant: str | None,
     partition: int | None,
@@ -109,6 +116,7 @@ def produce(
     \b
       sandctl produce orders '{"order": 17}' --json --key customer-7 --in 2h
       sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
+      sandctl produce index page-7 --unique-key page-7 --on-conflict debounce --in 5s --max-wait 1m
       sandctl produce orders tick --count 600 --rate 10
       sandctl produce invoices 4711 --max-attempts 20 --backoff linear --backoff-first 30s
       sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
@@ -123,10 +131,8 @@ def produce(
     """
     is_many = lines or jsonl
     _check_alternatives(lines=lines, jsonl=jsonl, at=at, delay=delay)
-    if payload is None and path is None and not is_many:
-        raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
-    if payload is not None and (path is not None or is_many):
-        raise click.UsageError("PAYLOAD is one message: it cannot be used with --file, --lines or --jsonl")
+    _check_max_wait(max_wait, on_conflict)
+    _check_source(payload, path, is_many=is_many)
     if is_many:
         _check_many(is_json=is_json, unique_key=unique_key, count=count)
     else:
@@ -138,6 +144,7 @@ def produce(
         "delay": delay,
         "ttl": ttl,
         "unique_key": raw(unique_key),
+        "max_wait": max_wait,
         "priority": priority,
         "tenant": tenant,
         "partition": partition,
@@ -166,6 +173,20 @@ def _check_alternatives(*, lines: bool, jsonl: bool, at: int | None, delay: time
         raise click.UsageError("--lines and --jsonl cannot be used together")
     if at is not None and delay is not None:
         raise click.UsageError("--at and --in cannot be used together")
+
+
+def _check_max_wait(max_wait: timedelta | None, on_conflict: str) -> None:
+    """Raise UsageError if --max-wait is given without --on-conflict debounce."""
+    if max_wait is not None and on_conflict != "debounce":
+        raise click.UsageError("--max-wait is for --on-conflict debounce")
+
+
+def _check_source(payload: str | None, path: str | None, *, is_many: bool) -> None:
+    """Raise UsageError if the command has no messages, or messages from two sources."""
+    if payload is None and path is None and not is_many:
+        raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
+    if payload is not None and (path is not None or is_many):
+        raise click.UsageError("PAYLOAD is one message: it cannot be used with --file, --lines or --jsonl")
 
 
 def _check_many(*, is_json: bool, unique_key: str | None, count: int | None) -> None:

@@ -9,6 +9,7 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.model.times import format_instant
 from sandq.protocol.frames import Type
+from sandq.protocol.requests import DEBOUNCE
 from tests.support.client.fake_messages import NOW_MS
 from tests.support.client.fake_server import FakeServer
 
@@ -43,6 +44,25 @@ def test_a_message_by_its_unique_key(ctl: Any, server: FakeServer) -> None:
     assert why.exit_code == 0 and "moved      once, last" in why.stdout and "it waits for its time" in why.stdout
     assert ctl("message", "cancel", "t", "--unique-key", "order-7").stdout == "cancelled unique key 'order-7'\n"
     assert ctl("message", "list", "t").stderr == "none\n"
+
+
+def test_produce_with_debounce_replaces_the_pending_message(ctl: Any, server: FakeServer) -> None:
+    def produce(value: str, *options: str) -> Any:
+        debounced = ("--unique-key", "page-7", "--on-conflict", "debounce", "--in", "5s", "-o", "jsonl")
+        return ctl("produce", "t", value, *debounced, *options)
+
+    (first,) = rows(produce("one", "--max-wait", "1m").stdout)
+    (second,) = rows(produce("two", "--max-wait", "1m").stdout)
+    assert (first["outcome"], second["outcome"], second["other"]) == ("stored", "replaced", first["offset"])
+    assert [tuple(request.on_conflict) for request in server.produced] == [(DEBOUNCE, 60_000)] * 2
+    late = produce("three", "--max-wait", "4s")
+    assert late.exit_code == 2 and "max_wait: 4s is less than the delay of 5s" in late.stderr
+
+
+def test_max_wait_without_debounce_is_a_wrong_usage(ctl: Any, server: FakeServer) -> None:
+    result = ctl("produce", "t", "x", "--unique-key", "k", "--on-conflict", "replace", "--max-wait", "1m")
+    assert result.exit_code == 2 and "--max-wait is for --on-conflict debounce" in result.stderr
+    assert server.produced == []
 
 
 def test_lines_with_a_unique_key_and_a_ttl(ctl: Any, server: FakeServer) -> None:
