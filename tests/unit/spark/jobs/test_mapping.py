@@ -46,6 +46,7 @@ def test_a_mapping_with_everything() -> None:
         (GOOD, {"time_zone": "../../etc/passwd"}, "is not known"),
         (GOOD, {"on_conflict": "reject"}, "it needs a unique_key"),
         ({**GOOD, "unique_key": "u"}, {"on_conflict": "keep"}, "one of ignore, replace, reject"[:6]),
+        ({**GOOD, "unique_key": "u"}, {"on_conflict": "debounce"}, "one of reject, replace, ignore is expected"),
     ],
 )
 def test_a_mapping_that_cannot_be(mapping: dict[str, str], more: dict[str, Any], said: str) -> None:

@@ -56,6 +56,7 @@ def test_options_that_spark_takes_from_a_stream() -> None:
         ({"topic": ""}, "topic: "),
         ({"sandq.bootstrap.servers": "a:b"}, "sandq.bootstrap.servers: 'a:b' is not a server"),
         ({"onConflict": "explode"}, "onConflict: one of ignore, replace, reject is expected, not 'explode'"),
+        ({"onConflict": "debounce"}, "onConflict: one of ignore, replace, reject is expected, not 'debounce'"),
         ({"onChangedRows": "maybe"}, "onChangedRows: one of error, again is expected, not 'maybe'"),
         ({"writeId": ""}, "writeId: 1..249 characters are expected, not 0"),
         ({"writeId": "x" * 250}, "not 250"),
