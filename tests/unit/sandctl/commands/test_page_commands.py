@@ -25,7 +25,8 @@ def problem(command: str) -> str | None:
     except ValueError:
         return None  # the command continues in the next line
     group: click.Command = main
-    context = click.Context(main, info_name="sandctl")
+    # Pass its settings: a command keeps the names of the help option of the first context that asks for them.
+    context = click.Context(main, info_name="sandctl", **main.context_settings)
     while isinstance(group, click.Group) and words and words[0] != "COMMAND" and not words[0].startswith("-"):
         found = group.get_command(context, words[0])
         if found is None:
