@@ -97,6 +97,17 @@ def test_debounce_of_a_waiting_message_replaces_it(b: Broker, client: Client) ->
     assert received(b, client, start_ms, 90) == [(5, b"2")]
 
 
+def test_debounce_of_a_waiting_message_without_its_key_delivers_both(b: Broker, client: Client) -> None:
+    client.admin.update_topic("t", dedup_window="10s")
+    send(client, b"1", delay=0)
+    leases = client.leases("t", "g")
+    leases.nack(leases.take(1), error="not now")
+    start_ms = b.now_ms()
+    b.advance("20s")
+    assert send(client, b"2")[0] == "stored"
+    assert received(b, client, start_ms, 90) == [(25, b"2"), (60, b"1")]
+
+
 def test_debounce_of_a_finished_message_stores_the_new_one(b: Broker, client: Client) -> None:
     send(client, b"1", delay=0)
     leases = client.leases("t", "g")
