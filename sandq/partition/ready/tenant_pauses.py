@@ -17,7 +17,7 @@ class TenantPauses:
         """Return when the last pause of a tenant ends, in ms. None if it is not paused."""
         if not self.ends:
             return None
-        until_ms = max([self.ends.get(name, 0) for name in _names_above(tenant)])
+        until_ms = max([self.ends.get(name, 0) for name in _names_above(tenant)], default=0)
         return until_ms if until_ms > now_ms else None
 
 

@@ -14,6 +14,9 @@ from typing import Final
 
 from sandq.model import offsets
 from sandq.model.errors import Conflict
+from sandq.model.limits import FIXED
+from sandq.model.names import FAIR
+from sandq.model.partitioning import ordering_hash
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.view import Row, View
@@ -113,6 +116,7 @@ def _check_held(restored: PartitionState, view: View, yield_now: Callable[[], No
     for group in restored.groups.by_id.values():
         _check_waiting(restored, group, view)
         _check_spilled(restored, group, view, yield_now)
+        _check_pauses(restored, group, view, yield_now)
         leased = [(lease.select(lease.live), lease.kept) for lease in group.leases.values()]
         waiting = [(entry.ranges, entry.kept) for entry in group.waiting.values()]
         order = group.order
@@ -168,6 +172,20 @@ def _check_spilled(restored: PartitionState, group: Group, view: View, yield_now
     found = sum([1 for _ in _of_group(view, rows.SPILLED, group.group_id, yield_now)])
     if count != group.spilled.messages or found != count + (count > 0):
         raise Conflict(f"group {group.name!r} says {group.spilled.messages} spilled messages, and has {count}")
+
+
+def _check_pauses(restored: PartitionState, group: Group, view: View, yield_now: Callable[[], None]) -> None:
+    """Check that the topic has such parts as are paused, that there are not too many, and that each stored key belongs
+    to its row."""
+    if len(group.pauses.ends) > FIXED.paused_parts:
+        raise Conflict(f"group {group.name!r} has more than {FIXED.paused_parts:,} paused tenants and keys")
+    for key, row in _of_group(view, rows.PAUSE, group.group_id, yield_now):
+        is_tenant = key[5:6] == rows.PAUSED_TENANT
+        if not (restored.shared.rank == FAIR if is_tenant else restored.shared.is_ordered):
+            raise Conflict(f"{_shown(key)} pauses a {'tenant' if is_tenant else 'key'}, and the topic has none")
+        (named,) = rows.with_defaults(rows.unpack(row)[1:], None)
+        if named is not None and (is_tenant or ordering_hash(named).to_bytes(8, "big") != key[6:]):
+            raise Conflict(f"{_shown(key)} has the key of another pause")
 
 
 def _ranges(held: Iterable[tuple[Iterable[Range], bool]]) -> Iterator[tuple[Range, bool]]:

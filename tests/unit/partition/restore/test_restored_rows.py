@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import msgpack
 import pytest
 
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest
+from sandq.model.limits import FIXED
 from sandq.model.names import COMPACTED
 from sandq.model.row_kinds import COMPACTED_TAGS, TAGS
 from sandq.model.stored_rows import (
@@ -23,9 +25,11 @@ from sandq.partition.base import rows
 from sandq.partition.base.view import Row
 from sandq.partition.kv import key_table
 from sandq.partition.kv.compacted import COMPACTION
+from sandq.partition.restore import whole
 from sandq.partition.restore.restoring import encode_chunk
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.damaged_rows import KINDS, source_of
+from tests.support.partition.ranked_bench import RankedBench
 from tests.support.partition.restore_bench import begin, empty_like, end, put, restored, rows_of
 
 OFFSET = T.to_bytes(6, "big") + bytes(10)
@@ -177,6 +181,36 @@ def test_a_leased_message_without_a_row_is_refused_at_the_end() -> None:
     bench = _leased()
     told = ended(bench, [row for row in rows_of(bench) if row[0][:1] != rows.LOG])
     assert isinstance(told, Conflict) and "has no row" in told.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "row", "problem"),
+    [
+        ("priority", b"tacme", [T], "pauses a tenant, and the topic has none"),
+        ("timer", b"tacme", [T], "pauses a tenant, and the topic has none"),
+        ("timer", b"k" + bytes(8), [T], "pauses a key, and the topic has none"),
+        ("ordered", b"k" + bytes(8), [T, b"a"], "has the key of another pause"),
+        ("fair", b"tacme", [T, b"a"], "has the key of another pause"),
+    ],
+)
+def test_pause_that_does_not_fit_the_topic_is_refused_at_the_end(
+    kind: str, name: bytes, row: list[object], problem: str
+) -> None:
+    bench = (
+        RankedBench(kind) if kind in ("priority", "fair") else Bench(ordering="key" if kind == "ordered" else "none")
+    )
+    bench.open()
+    told = ended(bench, [*rows_of(bench), (rows.PAUSE + GROUP + name, rows.pack(*row))])
+    assert isinstance(told, Conflict) and problem in told.message
+
+
+def test_more_pauses_than_allowed_are_refused_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "FIXED", replace(FIXED, paused_parts=2))
+    bench = Bench(ordering="key")
+    bench.open()
+    pauses = [(rows.PAUSE + GROUP + b"k" + n.to_bytes(8, "big"), rows.pack(T)) for n in range(3)]
+    told = ended(bench, [*rows_of(bench), *pauses])
+    assert isinstance(told, Conflict) and "more than 2 paused" in told.message
 
 
 def test_a_message_that_two_leases_hold_is_refused_at_the_end() -> None:
