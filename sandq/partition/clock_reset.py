@@ -38,6 +38,7 @@ from sandq.partition.base.view import Row, View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.part_pauses import set_back_end
 from sandq.partition.groups.spilled import time_of
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.leasing.settlement import LeaseSettlement
@@ -248,10 +249,11 @@ class ClockResets:
         return True
 
     def _set_back_pauses(self, step: Step, group: Group) -> None:
-        """Shorten the pauses that end after the old floor: the wrong clock has most likely set them."""
+        """Shorten the pauses that the wrong clock has most likely set."""
         state = self._current()
-        if group.paused_until_ms is not None and group.paused_until_ms > state.old_ms:
-            group.pause(True, group.paused_until_ms - state.old_ms + state.new_ms)
+        until_ms = group.paused_until_ms
+        if until_ms is not None and (ends_ms := set_back_end(until_ms, state.old_ms, state.new_ms)) != until_ms:
+            group.pause(True, ends_ms)
         group.pauses.set_back(step, state.old_ms, state.new_ms)
 
     # -- the log ------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from sandq.partition.ready.ready_queues import ReadyQueues
 
 FOREVER: Final = U48_MAX
 """End of a pause that stays until it is resumed."""
+ENDED_MS: Final = 60_000
+"""Maximum time for which a pause that has ended may have a row, in ms."""
 Part = str | int
 """A tenant by name, or a key by its ordering hash."""
 
@@ -52,6 +54,16 @@ def split_part(named: str | bytes | int) -> tuple[Part, bytes | None]:
 def command_part(key: bytes) -> bytes | int:
     """Return a key as `PausePart` takes it: a long key by its ordering hash."""
     return key if len(key) <= STORED_KEY_BYTES else ordering_hash(key)
+
+
+def set_back_end(until_ms: int, old_ms: int, new_ms: int) -> int:
+    """Return the end of a pause after a clock reset from the floor `old_ms` to `new_ms`.
+
+    The wrong clock has most likely set the pauses that end after the old floor, or shortly before it: the floor may be
+    ahead of the time of the last entry, and pauses that have ended are removed a little later."""
+    if until_ms == FOREVER or until_ms <= max(old_ms - ENDED_MS, new_ms):
+        return until_ms
+    return max(until_ms - old_ms + new_ms, new_ms)
 
 
 def pause_text(until_ms: int) -> str:
@@ -145,13 +157,15 @@ class PartPauses:
         return ended
 
     def set_back(self, step: Step, old_ms: int, new_ms: int) -> None:
-        """Shorten the pauses that end after `old_ms`, because the time is set back from there to `new_ms`."""
+        """Shorten the pauses that a wrong clock has most likely set, because the time is set back from `old_ms` to
+        `new_ms`."""
         for part, until_ms in sorted(self.ends.items(), key=lambda item: self._key(item[0])):
-            if old_ms < until_ms != FOREVER:
+            ends_ms = set_back_end(until_ms, old_ms, new_ms)
+            if ends_ms != until_ms:
                 row = step.view.get(self._key(part))
                 assert row is not None, "a pause has a row"
-                step.view.put(self._key(part), rows.pack(until_ms - old_ms + new_ms, *rows.unpack(row)[1:]))
-                self._put(part, until_ms - old_ms + new_ms)
+                step.view.put(self._key(part), rows.pack(ends_ms, *rows.unpack(row)[1:]))
+                self._put(part, ends_ms)
 
     def _put(self, part: Part, until_ms: int) -> None:
         """Note a pause that is new, or has a new end."""

@@ -705,6 +705,30 @@ def test_spilled_message_of_a_paused_tenant_is_recalled_after_a_reset(monkeypatc
     assert bench.values(bench.lease(at=5000)) == ["a"]
 
 
+def test_pauses_that_end_before_the_floor_of_a_wrong_clock_are_over_after_a_reset() -> None:
+    bench = Bench(ordering="key")
+    bench.open()
+    bench.put("a", key="k")
+    bench.put("b", at=YEAR, due=YEAR + 4, key="l")
+    bench.apply(YEAR, c.PausePart("g", b"k", T + YEAR + 3))
+    bench.lease(at=YEAR, ahead=5)  # this raises the floor above the time of the entry
+    bench.apply(YEAR, c.PauseGroup("g", True, T + YEAR + 3))
+    set_back(bench, 1000)
+    assert bench.values(bench.lease(at=2000)) == ["a"]
+
+
+def test_ended_pauses_that_are_not_removed_yet_are_over_after_a_reset() -> None:
+    bench = Bench(ordering="key")
+    bench.open()
+    bench.apply(YEAR, *[c.PausePart("g", b"%d" % number, T + YEAR + 1000) for number in range(3000)])
+    bench.apply(YEAR + 1001, c.Clock())
+    assert bench.machine.groups.named("g").pauses.keys == 2000
+    set_back(bench, 1000)
+    for _ in range(3):
+        bench.apply(2000, c.Clock())
+    assert bench.machine.groups.named("g").pauses.keys == 0
+
+
 def test_clock_reset_keeps_the_key_of_a_pause() -> None:
     bench = Bench(ordering="key")
     bench.open()
