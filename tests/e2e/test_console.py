@@ -285,9 +285,14 @@ def test_paused_tenants_and_keys_of_a_group_are_listed_and_resumed(console: Cons
     name = topic(api, "of-keys", settings={"ordering": "key"})
     api("POST", f"/topics/{name}", {"text": "a", "key": "k"})
     api.lease(name, "senders")
-    api("POST", f"/topics/{name}/groups/senders/pause", {"key_base64": "/w=="})
+    for paused in ({"key_base64": "/w=="}, {"key": ""}, {"key": "a" * 1025}, {"key": "b" * 1025}):
+        api("POST", f"/topics/{name}/groups/senders/pause", paused)
     console.go(f"#/topics/{name}/groups/senders")
     browser.reads("base64:/w==", f"{pauses} tbody")
+    assert browser.text(f"{pauses} tbody").count("a key above 1,024 bytes") == 2
+    browser.reads("the empty key", f"{pauses} tbody")
+    console.act("Resume…", "Resume", within=pauses)
+    assert console.commands[-1] == f"sandctl group resume {name} senders --key ''"
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)
     console.act("Pause…", "Pause", part="key", key="k", until=until.strftime("%Y-%m-%dT%H:%M"))
     assert f"sandctl group pause {name} senders --key k --until 20" in console.commands[-1]

@@ -134,11 +134,11 @@ function pausesCard(context, topic, group, manages, done) {
 }
 
 function pausesView(topic, group, manages, found, done) {
-  const name = (row) => row.tenant ?? (keyText(row) || "a key above 1,024 bytes");
   const isNamed = (row) => [row.tenant, row.key, row.key_base64].some((one) => one !== undefined && one !== null);
+  const name = (row) => row.tenant ?? (isNamed(row) ? keyText(row) || "the empty key" : "a key above 1,024 bytes");
   const until = (row) => (row.paused_until ? Date.parse(row.paused_until) : Infinity);
   const rows = table({
-    caption: "Pauses", key: (row) => JSON.stringify([row.part, row.tenant, row.key, row.key_base64]), sort: null, page: 25, empty: "No tenant or key is paused.",
+    caption: "Pauses", key: (row) => JSON.stringify([row.part, row.tenant, row.key, row.key_base64, isNamed(row) ? null : found.pauses.indexOf(row)]), sort: null, page: 25, empty: "No tenant or key is paused.",
     columns: [
       { key: "name", label: "Paused", kind: "code", text: (row) => cut(name(row), 80) },
       { key: "part", label: "Kind", text: (row) => row.part },
@@ -155,7 +155,8 @@ function resumePart(topic, group, row, name, done) {
   const named = Object.fromEntries(["tenant", "key", "key_base64"].filter((one) => row[one] !== undefined && row[one] !== null).map((one) => [one, row[one]]));
   act({
     title: `Resume the ${row.part}`, verb: "Resume", about: `The messages of ${row.part} ${cut(name, 80)} are delivered again.`,
-    command: () => sandctl("group resume", [topic, group], row.key_base64 ? { key: fromBase64(row.key_base64) } : named),
+    // `sandctl` leaves out empty options, and without --key the command would resume the whole group.
+    command: () => (row.key === "" ? `${sandctl("group resume", [topic, group])} --key ''` : sandctl("group resume", [topic, group], row.key_base64 ? { key: fromBase64(row.key_base64) } : named)),
     run: async () => { await post(path("topics", topic, "groups", group, "resume"), named); return "Resumed"; },
     done,
   });
