@@ -551,6 +551,10 @@ class ResumeIn(Body):
 
     def part(self) -> dict[str, Any]:
         """Return the part as arguments of the client. Raise InvalidRequest."""
+        # A program whose variable is null must not pause the whole group.
+        for name in sorted(self.model_fields_set & {"tenant", "key", "key_base64"}):
+            if getattr(self, name) is None:
+                raise InvalidRequest(f"{name}: null names no part of the group; leave it out to mean the whole group")
         return {"tenant": self.tenant, "key": read_key(self.model_dump(exclude_unset=True), "key")}
 
 

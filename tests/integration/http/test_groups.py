@@ -41,6 +41,10 @@ async def test_a_group_is_paused_as_a_whole_and_by_a_consumer(web: Web) -> None:
     await topic(web, "a", "b")
     (message,) = await lease(web)
     group = "/topics/t/groups/g"
+    for name in ("tenant", "key", "key_base64"):
+        refused = await web.post(f"{group}/pause", {name: None, "for": "10m"}, 400)
+        assert "null names no part of the group" in str(refused)
+    assert (await web.get(group))["paused_until"] is None
     await web.post(f"{group}/pause", {"for": "10m"}, 204)
     shown = await web.get(group)
     assert shown["paused_until"] is not None and shown["reason"] == f"it is paused until {shown['paused_until']}"
