@@ -42,16 +42,7 @@ from sandq.model.partitioning import PARTITION_DELIMITER
 from sandq.model.rates import as_mapping, rate_text
 from sandq.model.retries import parse_rules
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
-from sandq.model.topic_limits import (
-    AUTO,
-    DEDUP_FROM,
-    LAST_LEASE,
-    LIMITS,
-    MAX_LEASE_MS,
-    MAX_MESSAGE_BYTES,
-    PRECISION_MS,
-    REQUEST_RATES,
-)
+from sandq.model.topic_limits import AUTO, LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES, PRECISION_MS, REQUEST_RATES
 from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
@@ -400,7 +391,6 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         if key == "dedup_window_ms":
             found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # as above
             found[ON_EXPIRY] = record.get(ON_EXPIRY, DEAD)
-            found[DEDUP_FROM] = record.get(DEDUP_FROM, LAST_LEASE)
             if PRECISION_MS not in record:
                 found["precision"] = AUTO
     return found

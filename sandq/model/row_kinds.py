@@ -330,12 +330,12 @@ NOTHING: Final = object()
 
 _SENDER: Final = optional(array(U64, U64, U64, COUNT))
 _PLAIN_NAME: Final = array(integer(0, 3), OFFSET, _SENDER, optional(TIME))
-_SERIES_NAME: Final = array(one_of(0, 3), OFFSET, _SENDER, TIME, one_of(None))
+_DEBOUNCED_NAME: Final = array(integer(0, 0), OFFSET, _SENDER, TIME, one_of(None))
 
 
 def _is_name_row(value: Any) -> bool:
     """Return whether a value is the row of a unique key."""
-    return _PLAIN_NAME(value) or _SERIES_NAME(value)
+    return _PLAIN_NAME(value) or _DEBOUNCED_NAME(value)
 
 
 _OUTBOX_KEY: Final = _length(14)

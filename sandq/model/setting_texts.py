@@ -81,10 +81,6 @@ SETTINGS: Final = {
     "retain_bytes": SettingText("If acked messages stay: the maximum size of a partition.", SIZE, True),
     "group_ttl": SettingText("How long a group without consumers stays.", DURATION, True),
     "dedup_window": SettingText("How long a unique key stays taken after its delivery.", DURATION),
-    "dedup_from": SettingText(
-        "Whether dedup_window begins with the last lease, or with the first message of the key.",
-        choices=("last_lease", "first_send"),
-    ),
     "dead_letter_topic": SettingText("A topic to which dead letters are sent.", TOPIC, True),
     "dead_retention": SettingText("How long dead letters are kept after their death.", DURATION, True),
     "max_dead_letters": SettingText(

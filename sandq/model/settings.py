@@ -24,7 +24,6 @@
     max_request_rate     rate, none      requests of a client about the topic, on a node: "50/s"
     max_request_burst    number, none    number of these requests at once after a pause; none: those of a second
     dedup_window         duration        how long a unique key stays taken after its delivery
-    dedup_from           text            last_lease, or first_send: when the dedup_window begins
     dead_letter_topic    text, none      another topic, to which dead letters go
     precision            duration, auto  how long a due message may wait for others; auto: the node chooses
     ordering             text            key: one message of a key at a time, or none; never changes
@@ -76,8 +75,6 @@ from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
 from sandq.model.topic_limits import (
     AUTO,
-    DEDUP_FROM,
-    LAST_LEASE,
     MAX_DELAY_MS,
     MAX_LEASE_MS,
     MAX_MESSAGE_BYTES,
@@ -247,7 +244,6 @@ class _LogSettings(_Settings):
     )
     retain_bytes: Annotated[int | None, _or_none(schema.size(_MIB, _PIB))] = None
     dedup_window_ms: Annotated[int, schema.duration(0, 7 * _DAY_MS)] = Field(default=600_000, alias="dedup_window")
-    dedup_from: Literal["last_lease", "first_send"] = LAST_LEASE
     max_delay_ms: Annotated[int | None, _or_none(schema.duration(1000, 366_000 * _DAY_MS))] = Field(
         default=None, alias="max_delay"
     )
@@ -268,7 +264,6 @@ class _LogSettings(_Settings):
             **({} if self.max_delay_ms is None else {MAX_DELAY_MS: self.max_delay_ms}),
             **({} if self.precision_ms is None else {PRECISION_MS: self.precision_ms}),
             **({} if self.on_expiry == DEAD else {ON_EXPIRY: self.on_expiry}),
-            **({} if self.dedup_from == LAST_LEASE else {DEDUP_FROM: self.dedup_from}),
             **named,
             "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,

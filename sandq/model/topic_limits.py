@@ -22,10 +22,6 @@ MAX_REQUEST_BURST: Final = "max_request_burst"
 REQUEST_RATES: Final = (MAX_REQUEST_RATE_US, MAX_REQUEST_BURST)
 PRECISION_MS: Final = "precision_ms"
 """Maximum time in ms for which a due message may wait for others. If it is not set, the node chooses this time."""
-DEDUP_FROM: Final = "dedup_from"
-"""Beginning of the window in which a unique key stays taken: `LAST_LEASE`, the default, or `FIRST_SEND`."""
-LAST_LEASE: Final = "last_lease"
-FIRST_SEND: Final = "first_send"
 AUTO: Final = "auto"
 """Text of a `precision` that the node chooses."""
 

@@ -32,9 +32,8 @@ class Pair:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.is_ranked = seed % 2 == 1
-        settings = SETTINGS | ({"dedup_from": "first_send"} if seed % 3 == 0 else {})
         self.keyed, self.plain = [
-            RankedBench("priority", **settings) if self.is_ranked else Bench(**settings) for _ in range(2)
+            RankedBench("priority", **SETTINGS) if self.is_ranked else Bench(**SETTINGS) for _ in range(2)
         ]
         self.at = 0
         self.offsets: list[bytes] = []

@@ -46,7 +46,6 @@ class TopicSettings(TypedDict, total=False):
     retain: Duration | None
     retain_bytes: int | str | None
     dedup_window: Duration
-    dedup_from: Literal["last_lease", "first_send"]
     dead_letter_topic: str | None
     dead_retention: Duration | None
     max_dead_letters: int | OrNone

@@ -11,10 +11,6 @@ while, so that a repeated cancel gets the same reply.
 Debounced messages that replace each other are a series. While the last one holds its key, the row also has the time of
 the first one: `[held, id, sender | nil, time of the first message in ms, nil]`.
 
-With `dedup_from: first_send`, each row of a held or attempted key has this time, and all messages that replace each
-other are a series. The key stays taken for `dedup_window` from this time on, and no longer. After that, it names the
-newest message; an older message that is still pending stays, and is known by its id only.
-
 A group also counts as having passed a message after a seek, after its deletion, or if it was created above the message.
 A seek, a deletion or a creation does not update the unique key. The next use of an attempted key, or the removal of the
 message from the log, detects that all groups have passed the message.
@@ -30,7 +26,6 @@ from typing import Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.names import DEFAULT_TENANT, FAIR
-from sandq.model.topic_limits import DEDUP_FROM, FIRST_SEND
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
@@ -48,8 +43,6 @@ STORED, REPLACES, IGNORED, REFUSED = 0, 1, 2, 3
 store the new one, and cancel the older one if it is pending. IGNORED: do not store the new one; reply with the id of
 the older one. REFUSED: reject the new one."""
 
-SERIES_FIELDS: Final = 4
-"""Number of fields of a row with the time of a first message, without the last field."""
 DELIVERED_STATE: Final = "delivered"
 Sender = tuple[int, int, int, int]
 _DEFAULT_TENANT: Final = DEFAULT_TENANT.encode()
@@ -64,27 +57,20 @@ class Named(NamedTuple):
     row_key: bytes
     """Key of the row of the unique key."""
     first_ms: int | None = None
-    """When the first message of the series was stored, in ms. None if the message belongs to no series."""
-    is_free: bool = False
-    """Whether the window that began with the first message is over, although the message may be pending."""
+    """When the first message of a debounced series was stored, in ms. None if the message belongs to no series."""
 
 
-def resolve_conflict(
-    named: Named, claim: Claim | None, on_conflict: int, sender: Sender | None, *, from_first_send: bool = False
-) -> int:
+def resolve_conflict(named: Named, claim: Claim | None, on_conflict: int, sender: Sender | None) -> int:
     """Decide about a message whose unique key belongs to another message: `STORED`, `REPLACES`, `IGNORED` or `REFUSED`.
 
     `on_conflict`: the rule that its producer chose. `claim`: state of the other message; None if it no longer exists.
-    `from_first_send`: whether the window of a key begins with its first message, so that no seek frees the key.
     """
     if named.state == CANCELLED:
         return STORED
     if sender is not None and named.sender == sender:
         return IGNORED  # it is the same message, sent again
-    if named.is_free:
-        return STORED
     is_settled = claim is None or claim.is_settled
-    if named.state == HELD and is_settled and not from_first_send:
+    if named.state == HELD and is_settled:
         return STORED  # never leased, but all groups passed over it (a seek, a start at the latest)
     if on_conflict in (c.REJECT, c.IGNORE):
         return REFUSED if on_conflict == c.REJECT else IGNORED
@@ -134,13 +120,7 @@ class UniqueKeys:
         if forgotten_ms is not None and forgotten_ms <= now_ms:
             return None
         first_ms = min(*first, now_ms) if first else None  # a wrong clock may have set it
-        is_free = self.from_first_send and first_ms is not None and first_ms + self._window_ms <= now_ms
-        return Named(state, message_id, None if sender is None else tuple(sender), row_key, first_ms, is_free)
-
-    @property
-    def from_first_send(self) -> bool:
-        """Whether `dedup_window` begins with the first message of a key, and not with its last lease."""
-        return self._shared.settings.get(DEDUP_FROM) == FIRST_SEND
+        return Named(state, message_id, None if sender is None else tuple(sender), row_key, first_ms)
 
     def hold(
         self,
@@ -159,15 +139,6 @@ class UniqueKeys:
         series = () if first_ms is None else (first_ms,)
         step.view.put(row_key, rows.pack(HELD, message_id, sender, *series, None))
 
-    def begin_window(self, step: Step, named: Named) -> None:
-        """If a wrong clock has stored a time ahead of now for the first message of a key, let the window begin now."""
-        row = step.view.get(named.row_key)
-        if row is None:
-            return
-        *fields, forgotten_ms = rows.unpack(row)
-        if len(fields) == SERIES_FIELDS and fields[-1] > step.now_ms:
-            step.view.put(named.row_key, rows.pack(*fields[:-1], step.now_ms, forgotten_ms))
-
     def mark_delivered(self, step: Step, group: Group, entry: LogEntry) -> None:
         """Note that a group leases the message of a log entry, or made it dead. If every group has passed the message,
         its unique key stays taken for `dedup_window`."""
@@ -177,15 +148,16 @@ class UniqueKeys:
             return
         row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
         if not self._groups.is_pending_elsewhere(group, entry.first, view):
-            self._end_delivered(step, row_key, extra.id, (HELD, ATTEMPTED))
+            self._end(step, row_key, extra.id, (HELD, ATTEMPTED), DELIVERED, self._window_ms)
         elif (named := self._named(row_key, extra.id, (HELD,), step.now_ms, view)) is not None:
-            series = (named.first_ms,) if self.from_first_send and named.first_ms is not None else ()
-            view.put(row_key, rows.pack(ATTEMPTED, extra.id, named.sender, *series, None))
+            view.put(row_key, rows.pack(ATTEMPTED, extra.id, named.sender, None))
 
     def end_attempted(self, step: Step, named: Named) -> bool:
         """Make an attempted key delivered, because every group has passed its message by now. Return whether the key
-        stays taken, which is so if `dedup_window` is not over."""
-        return self._end_delivered(step, named.row_key, named.id, (ATTEMPTED,))
+        stays taken, which is so if `dedup_window` is above zero."""
+        window_ms = self._window_ms
+        self._end(step, named.row_key, named.id, (ATTEMPTED,), DELIVERED, window_ms)
+        return window_ms > 0
 
     def mark_cancelled(self, step: Step, extra: Extra) -> None:
         """Free the unique key of a cancelled message, but keep its row for repeated cancels."""
@@ -202,7 +174,7 @@ class UniqueKeys:
         row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
         if self._shared.is_ordered and self._groups.is_blocked(offset):
             return  # a group has a copy of the message that is still pending
-        self._end_delivered(step, row_key, extra.id, (HELD, ATTEMPTED) if self.from_first_send else (ATTEMPTED,))
+        self._end(step, row_key, extra.id, (ATTEMPTED,), DELIVERED, self._window_ms)
         self._end(step, row_key, extra.id, (HELD,), DELIVERED, 0)
 
     @property
@@ -215,16 +187,6 @@ class UniqueKeys:
         if self._shared.rank == FAIR:
             return rows.scoped_unique_key(tenant or _DEFAULT_TENANT, unique_key)
         return rows.UNIQUE + unique_key if key_digest is None else rows.keyed_unique_key(key_digest, unique_key)
-
-    def _end_delivered(self, step: Step, row_key: bytes, message_id: bytes, states: tuple[int, ...]) -> bool:
-        """If a unique key is in one of `states`, make it delivered. Return whether the key stays taken."""
-        window_ms = self._window_ms
-        if self.from_first_send:
-            named = self._named(row_key, message_id, states, step.now_ms, step.view)
-            if named is not None and named.first_ms is not None:
-                window_ms = max(named.first_ms + window_ms - step.now_ms, 0)
-        self._end(step, row_key, message_id, states, DELIVERED, window_ms)
-        return window_ms > 0
 
     def _end(
         self, step: Step, row_key: bytes, message_id: bytes, states: tuple[int, ...], state: int, window_ms: int
@@ -245,8 +207,8 @@ class UniqueKeys:
         row = view.get(row_key)
         if row is None:
             return None
-        state, named_id, sender, *first, forgotten_ms = rows.unpack(row)
+        state, named_id, sender, *_, forgotten_ms = rows.unpack(row)
         is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
         if state not in states or named_id != message_id or is_forgotten:
             return None
-        return Named(state, named_id, sender, row_key, min(*first, now_ms) if first else None)
+        return Named(state, named_id, sender, row_key)

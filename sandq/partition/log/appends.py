@@ -238,10 +238,8 @@ class Appends:
                 if stays is not None:
                     column[at] = stays
                     continue
-                is_debounced = command.on_conflict == c.DEBOUNCE
-                if first_ms is None and (is_debounced or self._unique.from_first_send):
-                    first_ms = step.stamp_ms
-                if is_debounced and first_ms is not None:
+                if command.on_conflict == c.DEBOUNCE:
+                    first_ms = step.stamp_ms if first_ms is None else first_ms
                     until_ms = None if command.max_wait_ms is None else first_ms + command.max_wait_ms
                     if until_ms is not None and until_ms < offsets.deliver_ms(offset):
                         offset = column[at] = offsets.at_time(offset, max(until_ms, step.floor_ms))
@@ -283,10 +281,7 @@ class Appends:
         is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
         if is_over and not self._unique.end_attempted(step, named):
             return stored_too  # dedup_window is zero
-        from_first_send = self._unique.from_first_send
-        if from_first_send:
-            self._unique.begin_window(step, named)
-        resolution = resolve_conflict(named, claim, on_conflict, sender, from_first_send=from_first_send)
+        resolution = resolve_conflict(named, claim, on_conflict, sender)
         if resolution == REFUSED:
             if on_conflict == c.REPLACE_PENDING or (on_conflict == c.REPLACE and claim is not None):
                 return _Resolved(named.id, state)
@@ -297,7 +292,7 @@ class Appends:
             return _Resolved(named.id, outcome=None if is_itself else (TOLD_IGNORED, state))
         if resolution == REPLACES and owned is not None:
             self._log.cancel(step, owned, remember=False, frees_key=False)
-            first_ms = named.first_ms if on_conflict == c.DEBOUNCE or from_first_send else None
+            first_ms = named.first_ms if on_conflict == c.DEBOUNCE else None
             return _Resolved(outcome=(TOLD_REPLACED, owned.id), first_ms=first_ms)
         return _Resolved() if named.state == CANCELLED else stored_too
 

@@ -47,8 +47,6 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("timer", {"ttl_ms": 0}),
     ("timer", {"group_ttl_ms": "x"}),
     ("timer", {"dedup_window_ms": "x"}),
-    ("timer", {"dedup_from": "x"}),
-    ("timer", {"dedup_from": 1}),
     ("timer", {"dedup_window_ms": BIG}),
     ("timer", {"delete_on_ack": "no way"}),
     ("timer", {"delete_on_ack": None}),

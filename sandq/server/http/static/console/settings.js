@@ -18,7 +18,7 @@ const GROUPS = [
   ["Deliveries", ["lease", "max_attempts", "max_snoozes", "ttl", "on_expiry", "dead_letter_topic", "group_ttl", "ageing", "precision"]],
   ["Back-off", ["backoff.kind", "backoff.first", "backoff.factor", "backoff.cap", "backoff.jitter_percent"]],
   ["Retention", ["delete_on_ack", "retention", "retain", "retain_bytes", "dead_retention", "max_dead_letters", "history", "tombstone_retention"]],
-  ["Keys", ["dedup_window", "dedup_from", "ordering", "max_in_flight_per_key"]],
+  ["Keys", ["dedup_window", "ordering", "max_in_flight_per_key"]],
   ["Limits", ["max_message_bytes", "max_delay", "max_lease", "max_request_rate", "max_request_burst"]],
 ];
 const BACKOFF = "backoff.";
