@@ -183,7 +183,8 @@ class Produce(Request, type=Type.PRODUCE):
     REPLACE_PENDING: like REPLACE, but the new message is refused if any group has leased the old one. IGNORE: the new
     message is left out, and the reply has the id of the old message. DEBOUNCE: like REPLACE, but if a group holds the
     old message, or all groups are done with it, the new one is stored as well. `[DEBOUNCE, max wait ms]`: the new
-    message is also due at most this time after the first message of the series, which did not replace any other.
+    message is also due at most this time after the first message of the series: debounced messages that replaced each
+    other before their first attempt.
     """
 
     topic: str

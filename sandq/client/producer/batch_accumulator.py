@@ -19,7 +19,7 @@ from sandq.client.options import Options
 from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES, Batch
 from sandq.client.producer.partition_producer import PartitionProducer
 from sandq.client.producer.partitioner import Partitioner
-from sandq.client.producer.validation import Rank, Traits
+from sandq.client.producer.validation import Rank, Traits, replaces
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.on_behalf import OURSELVES, asker
 from sandq.model.errors import SandqError
@@ -114,10 +114,12 @@ class BatchAccumulator:
             self._seal(partition_producer, traits)
             batch, sealed = None, True
         if batch is None:
-            for other in [other for other, one in partition_producer.open.items() if one.has_grown]:
-                # Its messages were sent first. They must not wait for more than the linger time behind others.
-                self._seal(partition_producer, other)
-                sealed = True
+            for other, one in list(partition_producer.open.items()):
+                # If it has grown: its messages must not wait for more than the linger time behind later ones. If
+                # messages replace each other: the batches must arrive in the order of the calls.
+                if one.has_grown or (replaces(other) and replaces(traits)):
+                    self._seal(partition_producer, other)
+                    sealed = True
             batch = partition_producer.open[traits] = Batch(traits, number, anyio.current_time())
             batch.asker = asker()
             self._busy[partition_producer] = None

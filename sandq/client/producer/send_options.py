@@ -51,9 +51,9 @@ class SendOptions(TypedDict, total=False):
     - "debounce": cancel the other message, as "replace" does. If a group holds the other message, or is done with it,
       the new message is stored in addition, and the key names it from then on. Never raises DuplicateKey.
 
-    `max_wait`: for "debounce": the message is due at most this long after the first message of its series. A series
-    begins with a message that replaces no debounced message. Without `max_wait`, each message can postpone the delivery
-    again. It is at least the `delay` and at most ten years.
+    `max_wait`: for "debounce": the message is due at most this long after the first message of its series. A series are
+    debounced messages that replaced each other before their first attempt. Without `max_wait`, each message can
+    postpone the delivery again. It is at least the `delay` and at most ten years.
 
     `priority`: for priority and fair topics; lower numbers are delivered first, 0 is the default.
     `tenant`: for fair topics; "default" if left out. There the tenant alone chooses the partition.

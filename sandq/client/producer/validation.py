@@ -71,6 +71,8 @@ MAX_WAIT_SHIFT = 11
 OnConflict = int | tuple[int, int]
 """The `on_conflict` of a PRODUCE: a number, or (DEBOUNCE, `max_wait` in ms)."""
 
+_REPLACING = (1 + REPLACE, 1 + REPLACE_PENDING, 1 + DEBOUNCE)
+"""Values of `UNIQUE_BITS` of messages that may replace others."""
 _ON_CONFLICT = {
     "reject": REJECT,
     "replace": REPLACE,
@@ -78,6 +80,11 @@ _ON_CONFLICT = {
     "replace_pending": REPLACE_PENDING,
     "debounce": DEBOUNCE,
 }
+
+
+def replaces(traits: Traits) -> bool:
+    """Return whether messages with these traits may replace earlier messages of their unique keys."""
+    return (traits & UNIQUE_BITS) >> UNIQUE_SHIFT in _REPLACING
 
 
 def on_conflict_of(traits: Traits) -> OnConflict:

@@ -220,7 +220,7 @@ class Appends:
         for at, fields in enumerate(self._shared.in_slices(messages)):
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
-            digest = None
+            digest, is_capped = None, False
             if unique_key is not None:
                 sender = (*command.numbers, at) if command.producer_id else None
                 tenant = fields.get(Column.TENANT)
@@ -243,8 +243,11 @@ class Appends:
                     until_ms = None if command.max_wait_ms is None else first_ms + command.max_wait_ms
                     if until_ms is not None and until_ms < offsets.deliver_ms(offset):
                         offset = column[at] = offsets.at_time(offset, max(until_ms, step.floor_ms))
+                        is_capped = True
                 self._unique.hold(step, unique_key, tenant, offset, sender, key_digest=digest, first_ms=first_ms)
-            self._store_one(step, offset, fields, AS_PLACED if wanted is None else wanted[at], digest)
+            # The end of a maximum wait counts from the stamp, like a delay.
+            its_wanted = FROM_STAMP if is_capped else AS_PLACED if wanted is None else wanted[at]
+            self._store_one(step, offset, fields, its_wanted, digest)
         return refused, outcomes
 
     def _store_one(

@@ -56,10 +56,29 @@ def test_debounce_of_a_leased_message_stores_both(with_client: Any) -> None:
     with_client(body)
 
 
+@pytest.mark.parametrize("on_conflict", ["replace", "replace_pending", "debounce"])
+@pytest.mark.parametrize("others", [{"delay": 5}, {"ttl": 5}, {"max_wait": 5}])
+def test_messages_that_replace_each_other_are_sent_in_the_order_of_the_calls(
+    with_client: Any, on_conflict: str, others: dict[str, int]
+) -> None:
+    if "max_wait" in others and on_conflict != "debounce":
+        return
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            for number in range(5):
+                more = others if number % 2 else {}
+                await producer.send(b"%d" % number, unique_key="k", on_conflict=on_conflict, **more)
+        sent = sorted(server.produced, key=lambda request: request.sequence)
+        assert [Batch.parse(request.batch).values() for request in sent] == [[b"%d" % number] for number in range(5)]
+
+    with_client(body)
+
+
 def test_debounced_messages_share_a_batch_only_with_equal_max_wait(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.producer("t") as producer:
-            for name, max_wait in (("a", "1m"), ("b", "2m"), ("c", 60), ("d", None), ("e", "3660d")):
+            for name, max_wait in (("a", "1m"), ("c", 60), ("b", "2m"), ("d", None), ("e", "3660d")):
                 await producer.send(b"v", unique_key=name, on_conflict="debounce", max_wait=max_wait, delay=5)
             await producer.send_many(
                 [b"v", {"value": b"v", "unique_key": "g"}],
@@ -79,7 +98,7 @@ def test_debounced_messages_share_a_batch_only_with_equal_max_wait(with_client: 
             b"d": DEBOUNCE,
             b"e": (DEBOUNCE, 3660 * DAY_MS),
         }
-        assert sent[b"a"] == sent[b"c"] and len(server.produced) == 4
+        assert sent[b"a"] == sent[b"c"] and len(server.produced) == 5
 
     with_client(body)
 

@@ -176,7 +176,15 @@ def test_series_by_a_wrong_clock_waits_no_longer_than_its_max_wait_after_the_res
     assert bench.values(bench.lease(at=3100 + MAX_WAIT_MS)) == ["b"]
 
 
-def test_capped_message_by_a_wrong_clock_comes_after_its_delay_when_the_clock_is_reset() -> None:
+def test_capped_instant_by_a_wrong_clock_comes_after_its_max_wait_when_the_clock_is_reset() -> None:
+    bench = Bench()
+    bench.open()
+    bench.send("a", unique=["k"], due=[2 * YEAR], at=YEAR, on_conflict=c.DEBOUNCE, max_wait=MAX_WAIT_MS)
+    set_back(bench, 3000)
+    assert bench.values(bench.lease(at=3000 + MAX_WAIT_MS)) == ["a"]
+
+
+def test_capped_message_by_a_wrong_clock_comes_after_its_wait_when_the_clock_is_reset() -> None:
     bench = Bench()
     bench.open()
     debounce(bench, "a", YEAR)
