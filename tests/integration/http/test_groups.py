@@ -74,7 +74,7 @@ async def test_a_group_is_paused_as_a_whole_and_by_a_consumer(web: Web) -> None:
     }  # fmt: skip
     await web.post("/topics/f/groups/g/resume", {"tenant": "acme"}, 204)
     assert (await web.get("/topics/f/groups/g/pauses"))["pauses"] == []
-    await web.get("/topics/f/groups/nobody/pauses", 404)
+    await web.get("/topics/f/groups/missing/pauses", 404)
     await web.post("/topics", {"name": "k", "settings": {"ordering": "key"}}, 201)
     await web.post("/topics/k/groups/g/lease", {"max": 1})
     await web.post("/topics/k/groups/g/pause", {"key_base64": "/w=="}, 204)
