@@ -1,7 +1,7 @@
 """Pauses of groups, tenants and keys hold on three nodes under all faults, and end by themselves.
 
-While a pause is confirmed, no leader leases a message of the paused part. A lease never shortens a pause. Pauses with an
-end are never resumed: they end by themselves, and all messages are delivered."""
+While a pause is confirmed, no leader leases a message of the paused part. A lease never shortens a pause. Pauses with
+an end are never resumed: they end by themselves, and all messages are delivered."""
 
 from __future__ import annotations
 
