@@ -195,19 +195,22 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease(Command):
-    """Lease messages that are due at `horizon_ms` (at most `MAX_LEASE_AHEAD_MS` after the stamp), grant by grant."""
+    """Lease messages that are due at `horizon_ms` (at most `MAX_LEASE_AHEAD_MS` after the stamp), grant by grant. If
+    `recalls`, this includes spilled messages."""
 
     type: ClassVar[int] = CommandType.LEASE
     group: str
     horizon_ms: int
     grants: Sequence[Grant]
+    recalls: bool = True
 
     def fields(self) -> tuple[Any, ...]:
-        return self.group, self.horizon_ms, [grant.row for grant in self.grants]
+        fields = self.group, self.horizon_ms, [grant.row for grant in self.grants]
+        return fields if self.recalls else (*fields, False)
 
     @classmethod
     def parse(cls, fields: Sequence[Any]) -> Lease:
-        return cls(fields[0], fields[1], [Grant(*grant) for grant in fields[2]])
+        return cls(fields[0], fields[1], [Grant(*grant) for grant in fields[2]], *fields[3:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,15 +49,12 @@ UPKEEP_PAUSE_MS = 200
 HUNGRY_MS: Final = 5000
 """For a group with limits: time in ms after a LEASE request in which its consumer is expected to ask again."""
 RETURN_MS: Final = 10_000
-"""Maximum time in ms after a failover in which a new subscriber is assumed to have been subscribed to the previous
-leader.
+"""Maximum time in ms after a failover in which a new subscriber counts as a subscriber of the previous leader.
 
-So if a message became due within this time before the failover, the failover counts as the cause of its delay."""
+A failover counts as the cause of the delay of messages that became due within this time before it."""
 TOUCH_MS = 3_600_000
 """Longest interval in ms at which groups with consumers are marked as in use. If `group_ttl` is short, the interval is
 shorter."""
-
-
 LEASE_WORK: Final = 256
 """Cost of a lease command without its messages, in the unit of `RaftGroup.submit`."""
 MESSAGE_WORK: Final = 1024
@@ -355,7 +352,8 @@ class PartitionLeader:
         wake_ms = self._wake_ms(pump, group, now_ms)
         # Do not lease earlier than needed. A message that is produced after the lease is delivered after the messages
         # of the lease, even if it is due before them.
-        along_ms = max(group.next_ms - self._ahead_ms, group.not_before_ms, pump.asked_ms + 3 * self._span_ms // 4)
+        free_ms = pump.free_ms(group, now_ms)
+        along_ms = max(group.next_ms - self._ahead_ms, free_ms, pump.asked_ms + 3 * self._span_ms // 4)
         if wake_ms > now_ms and not (is_along and along_ms <= now_ms):
             self._wake_at(name, pump, wake_ms)
             if along_ms < wake_ms and along_ms != pump.along_ms:
@@ -394,15 +392,16 @@ class PartitionLeader:
 
         The lease may be requested earlier, along with other requests."""
         assert group.next_ms is not None
+        free_ms = pump.free_ms(group, now_ms)
         if self._is_new(pump, group):
-            return group.not_before_ms
+            return free_ms
         has_precision = self._precision_ms is not None
         if not self._is_scheduled(pump, group.next_ms) and (not has_precision or pump.was_filled):
-            return group.not_before_ms  # due when produced, or left over by a lease with too little credit
+            return free_ms  # due when produced, or left over by a lease with too little credit
         # A window of the node begins with a lease of any topic, the window of a precision with one of its own topic.
         asked_ms = pump.asked_ms if has_precision else self._window.asked_ms
         at_ms = wake_ms(group.next_ms, now_ms, asked_ms=asked_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
-        return max(at_ms, group.not_before_ms)
+        return max(at_ms, free_ms)
 
     def _is_scheduled(self, pump: GroupPump, next_ms: int) -> bool:
         """Return whether the next message is scheduled: it was stored before it was due.
@@ -437,7 +436,8 @@ class PartitionLeader:
         if pump.is_scheduled and not pump.has_new:
             # A lease is sent when its last message is due. So the window limits how late the first message is.
             horizon_ms = max(now_ms, min(now_ms + self._ahead_ms, next_ms + self._span_ms))
-        command = c.Lease(name, horizon_ms, tuple(grants))
+        pump.recalls = now_ms >= pump.rest_ms
+        command = c.Lease(name, horizon_ms, tuple(grants), pump.recalls)
         pump.busy, pump.asked_ms, pump.asked_free_since_ms = True, now_ms, pump.free_since_ms
         try:
             # The lease is applied after earlier acks, because these acks may free messages that the lease can grant.
@@ -546,7 +546,7 @@ class PartitionLeader:
         if isinstance(result, SandqError):
             self._refused(name, pump, reserved)
             return
-        pump.busy = False
+        pump.busy, now_ms = False, self._clock.now_ms()
         waits_for_others = self._span_ms > self._window.most_ms  # by its precision, so the node is not late
         free_since_ms = None if self.may_block or waits_for_others else pump.asked_free_since_ms
         by_consumer = {s.consumer: s for s in reserved}
@@ -556,9 +556,11 @@ class PartitionLeader:
         granted = sum(delivery.count for delivery in result)
         not_before_ms = 0
         if pump.is_scheduled:
-            self._window.leased(granted, self._clock.now_ms())
+            self._window.leased(granted, now_ms)
         if pump.is_scheduled and not pump.has_new:
             not_before_ms = push_ms(asked_ms=pump.asked_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
+        if pump.recalls and any([delivery.attempt > 1 for delivery in result]):
+            pump.rest(now_ms)
         pump.was_filled = granted >= sum(reserved.values())
         pump.window = 2 * granted if pump.was_filled else max(granted, 1)
         for delivery in result:
@@ -569,7 +571,7 @@ class PartitionLeader:
             self.pump(name)
         else:
             # Nothing could be granted, for example because a consumer has too many leases. Do not retry at once.
-            self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
+            self._wake_at(name, pump, now_ms + RETRY_MS)
         for subscription in reserved:
             subscription.notify_credit()
 

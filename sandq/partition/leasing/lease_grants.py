@@ -67,7 +67,8 @@ class LeaseGrants:
         """Grant leases in a topic that does not rank messages, `capacity` messages at most."""
         view, now_ms = step.view, step.now_ms
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
-        self._spilling.recall_due(step, group, horizon_ms, max(min(capacity, FIXED.grant_messages), RECALLED))
+        if command.recalls:
+            self._spilling.recall_due(step, group, horizon_ms, max(min(capacity, FIXED.grant_messages), RECALLED))
         granted: list[Lease] = []
         left_bytes, is_empty = LEASE_BYTES, False
         for grant in command.grants:

@@ -82,10 +82,11 @@ class RankedGrants:
                 # does not know that they were due, so forget them: all replicas must get the same result.
                 group.forget_popped()
                 ready.forget_returned()
-            # If the lease takes many new messages, it also takes many retries, so that these do not fall behind.
-            recalled = min(ready.messages, capacity, FIXED.grant_messages) // 2
-            recalled = max(recalled, RECALLED_WITH_NEW if self._promoted else RECALLED)
-            self._spilling.recall_due(step, group, until_ms, recalled)
+            if command.recalls:
+                # If the lease takes many new messages, it also takes many retries, so that these do not fall behind.
+                recalled = min(ready.messages, capacity, FIXED.grant_messages) // 2
+                recalled = max(recalled, RECALLED_WITH_NEW if self._promoted else RECALLED)
+                self._spilling.recall_due(step, group, until_ms, recalled)
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "if messages are ranked, each waiting entry has a queue"
                 ready.give_back(entry.queue, entry)
@@ -94,7 +95,7 @@ class RankedGrants:
             granted = self._lease(step, group, ready, command, capacity, is_stopped=is_stopped)
             if group.is_recall_blocked(until_ms):
                 self._spilling.free_window(step, group, ready.held_back())
-            if not granted and ready.limits.held_up:
+            if command.recalls and not granted and ready.limits.held_up:
                 # Messages of tenants at their limits may be due before those of others. There are too many for memory.
                 self._spilling.recall_due(step, group, until_ms, is_held_up=ready.limits.held_up.__contains__)
             ready.is_promoting = self._buried >= BURIED  # more messages may be due behind these

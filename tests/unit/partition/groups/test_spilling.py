@@ -204,6 +204,25 @@ def test_lease_recalls_few_retries_while_new_messages_are_ready(new: int, monkey
     assert len(bench.values(bench.lease(at=80_000))) == 12 - before - max(new // 2, 1), "then it recalls the others"
 
 
+@pytest.mark.parametrize("kind", ["timer", "fair"])
+def test_lease_may_leave_spilled_retries_where_they_are(kind: str) -> None:
+    bench = Bench(max_attempts="none") if kind == "timer" else RankedBench(kind, max_attempts="none")
+    bench.open()
+    bench.append(*"abcdefghij")
+    fail_all(bench)
+    before = group_of(bench).spilled.messages
+    bench.append("new", at=80_000)
+    bench.restart()
+    found: list[str] = []
+    while leases := bench.apply(80_000, c.Lease("g", T + 80_000, [c.Grant("c", 100, 30_000)], recalls=False))[0]:
+        found += bench.values(leases)
+    assert len(found) == 11 - before and "new" in found
+    assert group_of(bench).spilled.messages == before
+    assert bench.status().groups[0].next_ms == T + 60_000 + 10 - before
+    found += drained(bench, at=80_000)
+    assert sorted(found) == sorted([*"abcdefghij", "new"])
+
+
 def test_cancel_of_spilled_retry_succeeds() -> None:
     bench, found = failing()
     assert bench.cancel(found[8]).word == "cancelled"
