@@ -232,6 +232,8 @@ class RankedPair:
         lease_ms, horizon = self.draw.choice([3000, 30_000]), self.now + 40
         if self.goes_wrong and self.draw.random() < 0.15:
             horizon = max(self.now - self.draw.choice([100, 1000, 5000]), 0)
+        if (self.now + limit) % 3 == 0:
+            self.grant(group, limit, lease_ms, self.now, horizon, recalls=False)
         before = None
         while not self.grant(group, limit, lease_ms, self.now, horizon):
             living, loaded = self.statuses(group)
@@ -264,9 +266,11 @@ class RankedPair:
         found = [bench.status().groups.get(group) for bench in self.benches]
         return [status for status in found if status is not None]
 
-    def grant(self, group: str, limit: int, lease_ms: int, at: int, horizon: int) -> list[Lease]:
+    def grant(
+        self, group: str, limit: int, lease_ms: int, at: int, horizon: int, *, recalls: bool = True
+    ) -> list[Lease]:
         """Lease once, check limits and rates, and return the leases. A lease fails during a clock reset."""
-        granted = self.apply(c.Lease(group, T + horizon, [c.Grant("c", limit, lease_ms)]), at)
+        granted = self.apply(c.Lease(group, T + horizon, [c.Grant("c", limit, lease_ms)], recalls), at)
         if not isinstance(granted, list):
             assert granted.code == "UNAVAILABLE"
             return []

@@ -48,7 +48,7 @@ class SlowLeases(LeaderBed):
             self.call(c.Nack([(token, None, delay_ms, "x")]))
         del self.pushed[:], self.counts[:], self.recalls[:]
 
-    def pass_ms(self, ms: int) -> None:
+    def advance(self, ms: int) -> None:
         """Let time pass, millisecond by millisecond."""
         for _ in range(ms):
             self.clock.ms += 1
@@ -64,22 +64,22 @@ def bed(request: pytest.FixtureRequest) -> Iterator[SlowLeases]:
 def test_retries_wait_as_long_as_the_last_lease_with_retries_took(bed: SlowLeases) -> None:
     bed.fail(2, delays_ms=[1000, 1010])
     bed.took_ms = TOOK_MS
-    bed.pass_ms(1000)
+    bed.advance(1000)
     assert bed.counts == [2]
-    bed.pass_ms(TOOK_MS - 1)
+    bed.advance(TOOK_MS - 1)
     assert bed.counts == [2], "the second retry became due while the first was leased"
-    bed.pass_ms(1)
+    bed.advance(1)
     assert bed.counts == [2, 2]
 
 
 def test_new_message_is_leased_without_retries_meanwhile(bed: SlowLeases) -> None:
     bed.fail(2, delays_ms=[1000, 1010])
     bed.took_ms = TOOK_MS
-    bed.pass_ms(1000)
+    bed.advance(1000)
     bed.took_ms = 0
     bed.produce(0)
     assert (bed.counts, bed.recalls[-1]) == ([2, 1], False)
-    bed.pass_ms(TOOK_MS)
+    bed.advance(TOOK_MS)
     assert (bed.counts, bed.recalls[-1]) == ([2, 1, 2], True)
 
 
@@ -87,18 +87,18 @@ def test_scheduled_message_is_leased_at_its_time_meanwhile(bed: SlowLeases) -> N
     bed.produce(1025)
     bed.fail(2, delays_ms=[1000, 1010])
     bed.took_ms = TOOK_MS
-    bed.pass_ms(1000)
+    bed.advance(1000)
     bed.took_ms = 0
-    bed.pass_ms(5)
+    bed.advance(5)
     assert bed.counts == [2, 1], "20 ms of the lease and 5 ms have passed"
-    bed.pass_ms(TOOK_MS)
+    bed.advance(TOOK_MS)
     assert bed.counts == [2, 1, 2]
 
 
 def test_leases_without_retries_delay_no_retry(bed: SlowLeases) -> None:
     bed.fail(2, delays_ms=[1000])
     bed.took_ms = TOOK_MS
-    bed.pass_ms(1000 - TOOK_MS)
+    bed.advance(1000 - TOOK_MS)
     bed.produce(0)
     bed.took_ms = 0
     bed.settle()
@@ -108,11 +108,11 @@ def test_leases_without_retries_delay_no_retry(bed: SlowLeases) -> None:
 def test_rest_has_a_maximum(bed: SlowLeases) -> None:
     bed.fail(2, delays_ms=[1000, 1010])
     bed.took_ms = 60_000
-    bed.pass_ms(1000)
+    bed.advance(1000)
     bed.took_ms = 0
-    bed.pass_ms(MOST_REST_MS - 1)
+    bed.advance(MOST_REST_MS - 1)
     assert bed.counts == [2]
-    bed.pass_ms(1)
+    bed.advance(1)
     assert bed.counts == [2, 2]
 
 
