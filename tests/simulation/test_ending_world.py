@@ -216,7 +216,7 @@ LEFT = "not done after healing"
         (removed_letters_are_not_counted, 3, "are not counted"),
         (own_max_attempts_is_ignored, 4, "after its [0-9]+ attempts"),
         (messages_die_one_attempt_early, 1, "died in"),
-        (lost_leases_use_no_attempt, 4, "after its [0-9]+ attempts"),
+        (lost_leases_use_no_attempt, 8, "after its [0-9]+ attempts|before the end of its back-off"),
         (own_backoff_is_ignored, 4, "before the end of its back-off"),
     ],
 )
