@@ -24,6 +24,7 @@ from sandq.broker.delivery.group_waiters import GroupWaiters
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.nack_changes import with_columns
 from sandq.broker.delivery.outbox_sender import OutboxSender
+from sandq.broker.delivery.pause_spreader import PauseSpreader
 from sandq.broker.delivery.subscribe import (
     GroupOpenings,
     Known,
@@ -63,7 +64,7 @@ from sandq.model.errors import (
 from sandq.model.limits import Limits
 from sandq.model.names import RANKED, check_name
 from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
-from sandq.model.pauses import consumer_pause_ms
+from sandq.model.pauses import KEY, consumer_pause_end_ms
 from sandq.model.sequence import number_of
 from sandq.model.times import format_duration
 from sandq.model.topic_limits import TopicLimits, limits_of
@@ -117,6 +118,7 @@ class Broker:
         reconciler: Reconciler,
         administration: Administration,
         outbox: OutboxSender,
+        pauses: PauseSpreader,
         log_reads: LogReads,
         nursery: trio.Nursery,
     ) -> None:
@@ -131,6 +133,7 @@ class Broker:
         self.reconciler = reconciler
         self.administration = administration
         self.outbox = outbox
+        self._pauses = pauses
         self.reads = LinearizableReads(runner, nursery)
         self.kv_watches = KvWatches(runner, nursery)
         self.schedule_outlooks = ScheduleOutlooks(self.reads)
@@ -271,8 +274,8 @@ class Broker:
                 "more producers wrote here within a week than fit into limits.memory_bytes; try again later"
             )
 
-    def settle(self, request: Ack | Nack | Extend | LeasePause, caller: Caller, done: Done) -> None:
-        """Ack, nack or extend leases, or pause parts of their groups. If their topic was deleted, raise LeaseLost."""
+    def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
+        """Ack, nack or extend leases. If their topic was deleted, raise LeaseLost."""
         host = self.catalog.of_group(request.group_number, request.partition).raft_group
         topic = self.catalog.view.partition_of_group.get(request.group_number, ("", 0))[0]
         items: Any = request.items
@@ -280,9 +283,6 @@ class Broker:
             own = self.limits_of(topic)
             for item in items:
                 _check_lease(item[1], own)
-        if isinstance(request, LeasePause):
-            now_ms = self.clock.now_ms()
-            items = [[token, offset, part, now_ms + consumer_pause_ms(ms)] for token, offset, part, ms in items]
         if isinstance(request, Nack):
             items = with_columns(request, self.limits, lambda: self.check_ranked(topic))
         command = _SETTLING[type(request)](items)
@@ -292,6 +292,25 @@ class Broker:
             submit_in_parts(host, command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
         else:
             host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
+
+    async def pause_by_lease(self, request: LeasePause, caller: Caller) -> list[int | None]:
+        """Pause a part of the group that holds a lease: the group or a tenant in all partitions of the topic, a key in
+        the partition of its message. Return the end of the pause, in ms; None if the lease was lost.
+
+        Raise InvalidTime; InvalidRequest if another group holds the lease, or if partitions refuse the pause; TimedOut
+        if the leaders of some partitions did not answer; LeaseLost if the topic was deleted."""
+        leader = self.catalog.of_group(request.group_number, request.partition)
+        ((token, offset, part, for_ms, group),) = request.items
+        until_ms = consumer_pause_end_ms(for_ms, self.clock.now_ms())
+        command = c.PauseByLease([(token, offset, part, until_ms, check_name("group", group))])
+        size = 64 + ITEM_BYTES
+        (paused,) = await leader.raft_group.call(command, caller.line, size=size, work=SETTLED_WORK * size)
+        if paused is None:
+            return [None]
+        topic = self.catalog.topics.get(self.catalog.view.partition_of_group.get(request.group_number, ("", 0))[0])
+        if part != KEY and topic is not None and len(topic.record.partitions) > 1:
+            await self._pauses.spread(topic.record, c.PauseLonger(group, paused.tenant, until_ms))
+        return [paused.until_ms]
 
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
         """Ack messages and send other messages in one log entry.
@@ -533,12 +552,11 @@ def _waiters_key(request: Lease) -> _WaitersKey:
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
 
 
-_Settling = c.Ack | c.Nack | c.Extend | c.PauseByLease
+_Settling = c.Ack | c.Nack | c.Extend
 _SETTLING: Mapping[type, Callable[[Any], _Settling]] = {
     Ack: c.Ack,
     Nack: c.Nack,
     Extend: c.Extend,
-    LeasePause: c.PauseByLease,
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Collection
+from typing import Any, Final
 
-from sandq.model.errors import InvalidRequest, InvalidTime
+from sandq.model.errors import InvalidRequest, InvalidTime, SandqError, TimedOut
 from sandq.model.limits import FIXED
 from sandq.model.times import format_duration, format_instant
 
@@ -17,10 +18,21 @@ STORED_KEY_BYTES: Final = 1024
 """Maximum length of a paused key that is stored with its pause. A longer key is known only by its ordering hash."""
 PAUSES_MAX: Final = 1000
 """Maximum number of paused tenants and keys in one list."""
+STEP_MS: Final = 1000
+"""Ends of pauses by consumers are rounded to a multiple of this, in ms. Shorter pauses use a shorter step."""
+NAMED: Final = 8
+"""Maximum number of partitions that an error lists by number."""
+REFUSED: Final = "refused"
+"""Detail of the error of an incomplete pause: the partitions that refuse the pause."""
 
 
-def consumer_pause_ms(for_ms: int) -> int:
-    """Return the duration of a pause by a consumer, in ms. Raise InvalidTime if it is 0 or too long."""
+def consumer_pause_end_ms(for_ms: int, now_ms: int) -> int:
+    """Return the end of a pause by a consumer, in ms, rounded to a step of `STEP_MS` or of a tenth of the pause.
+
+    The end is rounded up, unless the pause would be too long. Many consumers that pause at the same moment get the same
+    end, so that most of their pauses need no entry in the logs of the other partitions.
+
+    Raise InvalidTime if the pause is 0 or too long."""
     if not 1 <= for_ms <= FIXED.consumer_pause_most_ms:
         raise InvalidTime(
             f"a pause of {format_duration(for_ms)} by a consumer: more than 0s and at most "
@@ -29,7 +41,41 @@ def consumer_pause_ms(for_ms: int) -> int:
             limit="consumer_pause_most_ms",
             maximum=FIXED.consumer_pause_most_ms,
         )
-    return for_ms
+    step_ms = min(STEP_MS, max(for_ms // 10, 1))
+    end_ms = now_ms + for_ms
+    missing_ms = -end_ms % step_ms
+    return end_ms + missing_ms if for_ms + missing_ms <= FIXED.consumer_pause_most_ms else end_ms - end_ms % step_ms
+
+
+def incomplete_pause(
+    total: int, *, refused: Collection[int], silent: Collection[int] = (), reason: str = ""
+) -> SandqError:
+    """Return the error for a pause that does not hold in all `total` partitions.
+
+    `refused`: the partitions that refuse the pause, for `reason`. `silent`: the partitions whose leaders did not
+    answer. The pause holds in all others. The error is InvalidRequest if partitions refuse the pause, else TimedOut,
+    which is retriable."""
+    held = total - len(refused) - len(silent)
+    what = []
+    if silent:
+        what.append(f"the leaders of {_named(silent)} did not answer")
+    if refused:
+        what.append(f"{_named(refused)} refused it, because {reason}")
+    text = f"the pause holds in {held} of {total} partitions: {'; '.join(what)}; repeating the call is safe"
+    details: dict[str, Any] = {"held": held, "partitions": total}
+    if silent:
+        details["silent"] = sorted(silent)
+    if not refused:
+        return TimedOut(text, **details)
+    limit = {"limit": "paused_parts", "maximum": FIXED.paused_parts}
+    return InvalidRequest(text, **limit, **details, **{REFUSED: sorted(refused), "reason": reason})
+
+
+def _named(partitions: Collection[int]) -> str:
+    """Return a text with the first `NAMED` partitions, and the number of the others."""
+    word = "partition" if len(partitions) == 1 else "partitions"
+    more = f" and {len(partitions) - NAMED} more" if len(partitions) > NAMED else ""
+    return f"{word} {', '.join(map(str, sorted(partitions)[:NAMED]))}{more}"
 
 
 def pause_end_ms(until_ms: int | None, for_ms: int | None, now_ms: int) -> int | None:

@@ -17,6 +17,7 @@ from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
+from sandq.broker.delivery.pause_spreader import PauseSpreader
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.leader.lease_window import LeaseWindow
 from sandq.broker.stats.slo import LatenessSlo
@@ -35,6 +36,7 @@ class Delivery:
     digests: ReplicaDigests
     limit_shares: LimitShares
     outbox: OutboxSender
+    pauses: PauseSpreader
     restores: WholeRestores
     log_reads: LogReads
     slo: LatenessSlo
@@ -61,6 +63,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
     catalog = Catalog(node_log, clock, timers, routes, replication.barrier, progress, auto_create)
     limit_shares = LimitShares(own, catalog, links, clock, timers)
     outbox = OutboxSender(own, catalog, runner, clock, links, nursery)
+    pauses = PauseSpreader(own, catalog, routes=routes, runner=runner, links=links, nursery=nursery)
     restores = WholeRestores(own, catalog, routes, links)
     log_reads = LogReads(own, node_log, clock.now_ms, links)
     window = LeaseWindow(
@@ -107,6 +110,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
         reconciler=reconciler,
         administration=administration,
         outbox=outbox,
+        pauses=pauses,
         log_reads=log_reads,
         nursery=nursery,
     )
@@ -115,6 +119,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
         digests=_digests(config, replication, catalog),
         limit_shares=limit_shares,
         outbox=outbox,
+        pauses=pauses,
         restores=restores,
         log_reads=log_reads,
         slo=LatenessSlo(config.slo, context.stats, clock, storage.files),

@@ -89,6 +89,7 @@ def open_membership(
         digests=delivery.digests,
         limits=delivery.limit_shares,
         outbox=delivery.outbox,
+        pauses=delivery.pauses,
         restores=delivery.restores,
         log_reads=delivery.log_reads,
         usage=usage,

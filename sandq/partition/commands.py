@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from hashlib import sha256
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -19,56 +18,10 @@ from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.nack_ends import RETRY
 from sandq.model.sequence import number_of
+from sandq.partition.command_types import CommandType
 
 ENTRY_VERSION = 1
 DIGEST_BYTES: Final = 16
-
-
-class CommandType(IntEnum):
-    APPEND = 1
-    LEASE = 2
-    ACK = 3
-    NACK = 4
-    EXTEND = 5
-    EXPIRE = 6
-    RELEASE = 7
-    OPEN_GROUP = 8
-    UPKEEP = 9
-    CLOCK = 10
-    CONFIGURE = 11
-    CANCEL = 12
-    MOVE = 13
-    SEEK = 14
-    DROP_GROUP = 15
-    CONFIGURE_GROUP = 16
-    TOUCH = 17
-    START_JOB = 18
-    STOP_JOB = 19
-    HOLD = 20
-    RAISE_LEVEL = 21
-    TAKE_DIGEST = 22
-    CLOCK_RESET = 23
-    PAUSE_GROUP = 24
-    SHARE_LIMIT = 25
-    ALLOW_LIMIT = 26
-    REDRIVE_DEAD = 28
-    PURGE_DEAD = 29
-    PUT_SCHEDULES = 30
-    FIRE_SCHEDULES = 31
-    PAUSE_SCHEDULES = 32
-    DELETE_SCHEDULES = 33
-    TRIGGER_SCHEDULES = 34
-    PLAN_SCHEDULES = 35
-    OUTBOX_SENT = 40
-    OUTBOX_REFUSED = 41
-    ACK_THEN = 42
-    RECLAIM = 43
-    PAUSE_PART = 44
-    PAUSE_BY_LEASE = 45
-    RESTORE_BEGIN = 50
-    RESTORE_ROWS = 51
-    RESTORE_END = 52
-    SKIPPED = 60
 
 
 What = list[list[Any]] | None
@@ -520,7 +473,19 @@ class PauseByLease(Command):
 
     type: ClassVar[int] = CommandType.PAUSE_BY_LEASE
     items: Sequence[Sequence[Any]]
-    """(token, offset, part, until_ms) of each pause."""
+    """(token, offset, part, until_ms, group) of each pause. `group`: name of the group that holds the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseLonger(Command):
+    """Pause a group, or one tenant of it, unless it is paused for longer already. Do nothing if there is no such
+    group. The leader of another partition has verified the lease."""
+
+    type: ClassVar[int] = CommandType.PAUSE_LONGER
+    group: str
+    tenant: str | None
+    """The tenant to pause. None: the group."""
+    until_ms: int
 
 
 @dataclass(frozen=True, slots=True)

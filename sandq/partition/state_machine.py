@@ -28,7 +28,7 @@ from sandq.partition.groups.part_pauses import split_part
 from sandq.partition.groups.renewal import Change
 from sandq.partition.in_memory import InMemory
 from sandq.partition.leasing.lease_grants import LeaseGrants
-from sandq.partition.leasing.lease_pauses import LeasePauses
+from sandq.partition.leasing.lease_pauses import LeasePauses, Paused
 from sandq.partition.leasing.lease_reclaim import LeaseReclaim
 from sandq.partition.leasing.settlement import Lost, Part
 from sandq.partition.log.appends import Stored
@@ -230,9 +230,12 @@ class TimerPartition(PartitionState):
         part, key = split_part(command.part)
         self.groups.pause_part(step, self.groups.named(command.group), part, command.until_ms, key)
 
-    def _pause_by_lease(self, step: Step, command: c.PauseByLease) -> list[int | None]:
-        """Pause parts of groups, and return the end of each pause, in ms. None: the lease was lost."""
+    def _pause_by_lease(self, step: Step, command: c.PauseByLease) -> list[Paused | None]:
+        """Pause parts of groups, and return the result of each pause. None: the lease was lost."""
         return [self._lease_pauses.pause(step, *item) for item in command.items]
+
+    def _pause_longer(self, step: Step, command: c.PauseLonger) -> None:
+        self._lease_pauses.pause_longer(step, command.group, command.tenant, command.until_ms)
 
     def _touch(self, step: Step, command: c.Touch) -> None:
         self._admin.touch(step, command)
@@ -370,6 +373,7 @@ class TimerPartition(PartitionState):
         c.PauseGroup: _pause_group,
         c.PausePart: _pause_part,
         c.PauseByLease: _pause_by_lease,
+        c.PauseLonger: _pause_longer,
         c.Touch: _touch,
         c.ShareLimit: _share_limit,
         c.AllowLimit: _allow_limit,

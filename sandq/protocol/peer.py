@@ -57,6 +57,13 @@ class PeerFrame(IntEnum):
     USAGE = 40
     """[[owner, bytes stored, messages pending], ...]: usage of each owner with a quota for it, in the partitions that
     the sender leads. To all nodes, once a second."""
+    PAUSE_ASKED = 41
+    """[a number, [group, ...], group of consumers, tenant | nil, end in ms]: pause this group of consumers, or its
+    tenant, in these partitions, unless it is paused for longer there. The sender has verified a lease. To the leader of
+    the partitions."""
+    PAUSE_TOLD = 42
+    """[the number, [group, ...], [group, ...], reason]: the partitions in which the pause holds, and those that refuse
+    it for this reason. All others have not answered."""
     RESTORE_ASKED = 50
     """[a number, restore id, [group, ...]]: which of these partitions has this restore completed? To the nodes that
     lead them."""

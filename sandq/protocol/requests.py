@@ -444,7 +444,7 @@ class Extend(Request, type=Type.EXTEND):
 
 PAUSES: Final = 1
 """Maximum number of items of a LEASE_PAUSE."""
-_is_pause = row_of("[token, offset, part, for ms]", int, bytes, str, int)
+_is_pause = row_of("[token, offset, part, for ms, group]", int, bytes, str, int, str)
 
 
 def _check_pause(item: Any) -> str | None:
@@ -460,7 +460,7 @@ def _check_pause(item: Any) -> str | None:
 
 class LeasePause(Request, type=Type.LEASE_PAUSE):
     """Pause the `tenant`, the `key` or the `group` of leased messages for a time, or for longer if it is paused for
-    longer already. Items: `[token, offset, part, for_ms]`."""
+    longer already. Items: `[token, offset, part, for_ms, group]`. `group`: name of the group that holds the lease."""
 
     group_number: int
     partition: Partition

@@ -37,6 +37,8 @@ If the node has less time to stop, that time is the limit.
 """
 AGAIN_S: Final = 1.0
 """Pause before a failed consumer starts again, in seconds."""
+PAUSE_S: Final = 10.0
+"""Time in seconds within which a pause after 429 must hold in all partitions. Then the message is snoozed anyway."""
 SHOWN_CHARS: Final = 300
 """Maximum number of characters of an error in logs and lists."""
 
@@ -212,15 +214,21 @@ class Pump:
         self._settle(message, outcome)
 
     async def _pause_others(self, message: Message, for_s: int) -> None:
-        """Pause the tenant or the group of a message, as `on_429` says, before the message is snoozed."""
+        """Pause the tenant or the group of a message, as `on_429` says, before the message is snoozed.
+
+        If the pause does not hold in all partitions, the message is snoozed nevertheless, and the next 429 pauses
+        again."""
         part = self.push.get("on_429")
         if part is None or not message.is_held:
             return
         pause = message.pause_tenant if part == PAUSE_TENANT else message.pause_group
-        try:
-            await pause(for_=f"{min(for_s * 1000, FIXED.consumer_pause_most_ms)}ms")
-        except SandqError as error:  # the message waits nevertheless, and the next 429 pauses again
-            self._note(f"{part}: {error.message}")
+        with trio.move_on_after(PAUSE_S) as scope:
+            try:
+                await pause(for_=f"{min(for_s * 1000, FIXED.consumer_pause_most_ms)}ms")
+            except SandqError as error:
+                self._note(f"{part}: {error.message}")
+        if scope.cancelled_caught:
+            self._note(f"{part}: the pause did not hold in all partitions within {PAUSE_S:g} s")
 
     async def _ask(self, message: Message) -> Outcome:
         # The receiver compares the timestamp with its own wall clock, so this uses the wall clock, too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,12 @@ from sandq.errors import (
     UnknownTopic,
 )
 from sandq.model import offsets
+from sandq.model.limits import FIXED
 from sandq.model.times import format_instant
 from sandq.node import run_node
 from sandq.node.running import Serving
 from sandq.partition.base import rows
+from sandq.partition.groups import part_pauses
 from sandq.server.http.overview_rows import findings
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
@@ -387,6 +390,38 @@ async def test_a_consumer_pauses_parts_of_its_group(api: sandq.Client, node: Ser
                 assert client.leases("ordered", "g").take(1) == []
 
     await trio.to_thread.run_sync(blocking)
+
+
+async def test_a_consumer_pauses_its_group_in_all_partitions(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=3)
+    leases = api.leases("t", "g")
+    assert await leases.take() == []
+    await api.produce("t", b"1", partition=1)
+    (held,) = await leases.take()
+    with pytest.raises(InvalidRequest, match="does not belong to group 'other'"):
+        await api.leases("t", "other").pause_group(held, for_="5m")
+    end_ms = await leases.pause_group(held, for_="5m")
+    assert [row["paused_until_ms"] for row in await api.admin.groups("t")] == [end_ms] * 3
+    await api.admin.resume_group("t", "g")
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        await api.produce("t", b"2", partition=2)
+        (message,) = await take(subscription, 1, ack=False)
+        end_ms = await message.pause_group(for_="6m")
+        assert [row["paused_until_ms"] for row in await api.admin.groups("t")] == [end_ms] * 3
+
+
+async def test_a_pause_names_the_partitions_that_refuse_it(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_pauses, "FIXED", replace(FIXED, paused_parts=1))
+    await api.admin.create_topic("t", partitions=3, ordering="key")
+    leases = api.leases("t", "g")
+    assert await leases.take() == []
+    await api.produce("t", b"1", key="k")
+    (held,) = await leases.take()
+    await leases.pause_key(held, for_="5m")
+    with pytest.raises(InvalidRequest, match=f"in 2 of 3 partitions: partition {held.partition} refused") as caught:
+        await api.admin.pause_group("t", "g", key="other", for_="5m")
+    assert caught.value.details["refused"] == [held.partition]
+    assert {row.partitions for row in (await api.admin.pauses("t", "g")).pauses} == {1, 2}
 
 
 def days_ahead(days: int) -> datetime:

@@ -105,8 +105,8 @@ class Pauses:
         if which == "group" or part is not None:
             named = b"" if which == "group" or part is None else part
             self.ends[named] = max(self.ends.get(named, 0), until)
-            (end_ms,) = self.apply(c.PauseByLease([(token, offset, which, T + until)]))
-            assert end_ms == T + self.ends[named]
+            (paused,) = self.apply(c.PauseByLease([(token, offset, which, T + until, "g")]))
+            assert paused.until_ms == T + self.ends[named]
 
     def lease(self) -> list[Lease]:
         limits = self.draw.choice([(1,), (3,), (2, 2), (100,)])

@@ -62,6 +62,7 @@ _LEASES: Final = "broker/broker.py"
 _MESSAGES: Final = "broker/requests/message_requests.py"
 _IDENTITIES: Final = "broker/access/identities.py"
 _OUTBOX: Final = "broker/delivery/outbox_sender.py"
+_PAUSES: Final = "broker/delivery/pause_spreader.py"
 _SKIPS: Final = "broker/health/entry_skips.py"
 _APPENDED: Final = ("producer_id", "epoch", "sequence", "batch_crc")
 _WHOLE: Final = "; checks of all rows together are in `apply`: partition/restore/whole.py"
@@ -203,9 +204,14 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "items": of(
             _T.LEASE_PAUSE,
             "items",
-            "1..100 of [token, offset, part of `PARTS`, at most 1 h ahead]",
+            "one of [token, offset, part of `PARTS`, at most 1 h ahead, name of a group]",
             _LEASES,
         )
+    },
+    c.PauseLonger: {
+        "group": of(_T.LEASE_PAUSE, "items", f"{_NAME}, also in the request of another node", _PAUSES),
+        "tenant": made("nil, or the tenant of a leased message (`check_tenant`)", _PAUSES),
+        "until_ms": of(_T.LEASE_PAUSE, "items", "below U48_MAX; at most 1 h ahead for the sender", _PAUSES),
     },
     c.PutSchedules: {
         "items": of(

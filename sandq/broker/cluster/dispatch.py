@@ -21,6 +21,7 @@ from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
+from sandq.broker.delivery.pause_spreader import PauseSpreader
 from sandq.broker.event_loop import Signal
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.shut_replicas import ShutReplicas
@@ -62,6 +63,7 @@ class PeerDispatch:
         digests: ReplicaDigests,
         limits: LimitShares,
         outbox: OutboxSender,
+        pauses: PauseSpreader,
         restores: WholeRestores,
         log_reads: LogReads,
         usage: OwnerUsage,
@@ -83,6 +85,7 @@ class PeerDispatch:
         self._digests = digests
         self._limits = limits
         self._outbox = outbox
+        self._pauses = pauses
         self._restores = restores
         self._log_reads = log_reads
         self._usage = usage
@@ -158,6 +161,8 @@ class PeerDispatch:
             return self._limits.on_frame(node, kind, body)
         elif kind in (PeerFrame.OUTBOX_BATCH, PeerFrame.OUTBOX_ANSWER):
             return self._outbox.on_frame(node, kind, body)
+        elif kind in (PeerFrame.PAUSE_ASKED, PeerFrame.PAUSE_TOLD):
+            return self._pauses.on_frame(node, kind, body)
         elif kind in (PeerFrame.RESTORE_ASKED, PeerFrame.RESTORE_TOLD):
             return self._restores.on_frame(node, kind, body)
         elif kind == PeerFrame.LOG_PINNED:

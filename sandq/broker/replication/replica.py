@@ -403,6 +403,12 @@ class PartitionReplica:
         """Return whether a consumer has leases of another epoch (apply thread)."""
         return any([lease.epoch != epoch for lease in self.machine.leases.live_of(group, consumer)])
 
+    def is_paused_until(self, group: str, tenant: str | None, until_ms: int) -> bool:
+        """Return whether a group, or one tenant of it, is paused until this time or for longer, or does not exist
+        (apply thread)."""
+        found = self.machine.groups.find(group)
+        return found is None or found.is_paused_until(tenant, until_ms)
+
     def groups_of_leases(self, tokens: Iterable[int]) -> dict[int, str]:
         """Return the consumer group of each of these leases, by token (apply thread)."""
         return self.machine.leases.groups_of(tokens)

@@ -13,7 +13,7 @@ import trio
 from sandq.broker.broker import Broker
 from sandq.broker.event_loop import TimeSlice
 from sandq.broker.leader.partition_leader import PartitionLeader
-from sandq.broker.reads.fan_out import call_all, read_all
+from sandq.broker.reads.fan_out import answers_of, call_all, read_all
 from sandq.broker.reads.linearizable_reads import PAGE_WORK, Output, no_bytes
 from sandq.broker.reads.partition_time import PartitionTime
 from sandq.broker.replication.in_parts import submit_in_parts
@@ -29,6 +29,7 @@ from sandq.model.errors import (
     InvalidRequest,
     InvalidTime,
     NotFound,
+    SandqError,
     TooLarge,
     UnknownGroup,
     UnknownPartition,
@@ -37,7 +38,7 @@ from sandq.model.headers import headers_check
 from sandq.model.key_limits import key_limit
 from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY, check_name
-from sandq.model.pauses import PAUSES_MAX, pause_end_ms
+from sandq.model.pauses import PAUSES_MAX, incomplete_pause, pause_end_ms
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
@@ -484,8 +485,8 @@ class MessageRequests:
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
         """Pause or resume a group, or one tenant or key of it. Raise InvalidTime for an end that has passed, or is too
-        far ahead."""
-        group, done = request.group, set[PartitionLeader]()
+        far ahead; InvalidRequest that names the partitions if some have too many paused tenants and keys."""
+        group, done, refused = request.group, set[PartitionLeader](), dict[int, str]()
         until_ms = pause_end_ms(request.until_ms, request.for_ms, self._broker.clock.now_ms())
         command: c.Command = c.PauseGroup(group, request.paused, until_ms)
         part = request.tenant if request.key is None else command_part(request.key)
@@ -496,8 +497,15 @@ class MessageRequests:
             command = c.PausePart(group, part, end_ms if request.paused else None)
         # Repeat: the group may be created in more partitions meanwhile.
         while more := [each for each in await self._with_group(request.topic, group) if each not in done]:
-            await call_all([(leader.raft_group, command) for leader in more])
+            results = await answers_of([(leader.raft_group, command) for leader in more])
             done.update(more)
+            for leader, result in zip(more, results, strict=True):
+                if isinstance(result, InvalidRequest) and result.details.get("limit") == "paused_parts":
+                    refused[leader.partition] = result.message
+                elif isinstance(result, SandqError):
+                    raise result
+        if refused:
+            raise incomplete_pause(len(done), refused=refused, reason=next(iter(refused.values())))
 
     def _check_parts(self, request: GroupPause) -> None:
         """Raise InvalidRequest if the topic has no tenants, or does not limit keys, although the request names one."""

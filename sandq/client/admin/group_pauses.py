@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from sandq.model.errors import ProtocolError
-from sandq.model.pauses import KEY, PAUSES_MAX, TENANT
+from sandq.model.errors import InvalidRequest, ProtocolError, SandqError
+from sandq.model.pauses import KEY, PAUSES_MAX, REFUSED, TENANT, incomplete_pause
 from sandq.protocol.frames import Frame
 
 _REPLY: Final = 4
@@ -60,6 +60,18 @@ def pauses_of(frames: Iterable[Frame]) -> GroupPauses:
     # The order of the hashes of keys means nothing to people.
     shown.sort(key=lambda row: (row.part == KEY, row.tenant or "", row.key is None, row.key or b""))
     return GroupPauses(shown, max(least, len(found)) - len(shown))
+
+
+def merged_refusals(refusals: Sequence[InvalidRequest], total: int) -> SandqError:
+    """Return one error for the partitions of all nodes that refused a pause. `total`: number of partitions of the
+    topic. Raises ProtocolError."""
+    refused: set[int] = set()
+    for error in refusals:
+        partitions = error.details[REFUSED]
+        if type(partitions) is not list or not all(type(number) is int for number in partitions):
+            raise ProtocolError(f"GROUP_PAUSE error: {str(error.details)[:100]}")
+        refused.update(partitions)
+    return incomplete_pause(max(total, len(refused)), refused=refused, reason=str(refusals[0].details.get("reason")))
 
 
 def _paused_part(row: Any) -> tuple[_Order, PausedPart]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 from sandq.client.admin.group_consumers import GroupConsumers, consumers_of
-from sandq.client.admin.group_pauses import GroupPauses, pauses_of
+from sandq.client.admin.group_pauses import GroupPauses, merged_refusals, pauses_of
 from sandq.client.admin.requests import ask_leaders_of_group, count_of, map_of, rows_of, rows_of_leaders
 from sandq.client.admin.settings import GroupSettings, plain_settings
 from sandq.client.arguments import suggesting
@@ -138,14 +138,19 @@ class GroupAdmin:
         the messages of this key, in a topic with `ordering: key` or `max_in_flight_per_key`.
         Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts. While
         paused, it does not expire for lack of consumers. After TimedOut or ConnectionLost it is unknown in which
-        partitions the group was paused; repeating the call is safe.
+        partitions the group was paused; repeating the call is safe. If partitions refuse the pause of a tenant or key,
+        because too many are paused there, InvalidRequest names them; the pause holds in all others.
         """
         until_ms = None if until is None else instant_ms(until)
         for_ms = None if for_ is None else duration_ms(for_)
         if until_ms is not None and for_ms is not None:
             raise InvalidRequest("give until or for_, not both")
         request = GroupPause(topic, check_name("group", group), True, until_ms, for_ms, *_part(tenant, key))
-        await ask_leaders_of_group(self._cluster, request)
+        refusals: list[InvalidRequest] = []
+        await ask_leaders_of_group(self._cluster, request, refusals=refusals)
+        if refusals:
+            partitions = len((await self._cluster.topic(topic)).partitions)
+            raise merged_refusals(refusals, partitions)
 
     @timed_change
     async def resume_group(

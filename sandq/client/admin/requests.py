@@ -18,6 +18,7 @@ from sandq.model.errors import (
     UnknownPartition,
 )
 from sandq.model.names import check_name
+from sandq.model.pauses import REFUSED
 from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.frames import Frame
 from sandq.protocol.request import TopicRequest
@@ -47,9 +48,18 @@ async def rows_of_leaders(cluster: Cluster, request: TopicRequest) -> list[dict[
     return [shown(row) for row in rows]
 
 
-async def ask_leaders_of_group(cluster: Cluster, request: TopicRequest, *, idempotent: bool = True) -> list[Frame]:
+async def ask_leaders_of_group(
+    cluster: Cluster,
+    request: TopicRequest,
+    *,
+    idempotent: bool = True,
+    refusals: list[InvalidRequest] | None = None,
+) -> list[Frame]:
     """Like `ask_leaders`, for a group that some nodes may not know. Raises an error only if all nodes do not know
-    it."""
+    it.
+
+    `refusals`: a list for the errors of pauses that some partitions refused. The other leaders are asked
+    nevertheless."""
     frames: list[Frame] = []
     unknown: SandqError | None = None
     for node_id in await _leaders(cluster, request.topic):
@@ -57,7 +67,11 @@ async def ask_leaders_of_group(cluster: Cluster, request: TopicRequest, *, idemp
             frames.append(await call(cluster, request, node_id=node_id, idempotent=idempotent))
         except UnknownGroup as error:
             unknown = error
-    if unknown is not None and not frames:
+        except InvalidRequest as error:
+            if refusals is None or REFUSED not in error.details:
+                raise
+            refusals.append(error)
+    if unknown is not None and not frames and not refusals:
         raise unknown
     return frames
 

@@ -382,18 +382,20 @@ class Leases:
 
     @timed_change
     async def pause_tenant(self, item: Item, *, for_: Duration, timeout: Duration | None = None) -> int:
-        """Pause the tenant of a message in its group, with the tenants below it, as `Message.pause_tenant` does. Raises
-        LeaseLost."""
+        """Pause the tenant of a message in its group, with the tenants below it, in all partitions, as
+        `Message.pause_tenant` does. Raises LeaseLost, TimedOut; InvalidRequest also if another group holds the
+        lease."""
         return await self._pause(item, TENANT, for_)
 
     @timed_change
     async def pause_key(self, item: Item, *, for_: Duration, timeout: Duration | None = None) -> int:
-        """Pause the key of a message in its group, as `Message.pause_key` does. Raises LeaseLost."""
+        """Pause the key of a message in its group, in the partition of the message, as `Message.pause_key` does. Raises
+        LeaseLost."""
         return await self._pause(item, KEY, for_)
 
     @timed_change
     async def pause_group(self, item: Item, *, for_: Duration, timeout: Duration | None = None) -> int:
-        """Pause the group in the partition of a message, as `Message.pause_group` does. Raises LeaseLost."""
+        """Pause the group of a message in all partitions, as `Message.pause_group` does. Raises LeaseLost, TimedOut."""
         return await self._pause(item, GROUP, for_)
 
     async def _pause(self, item: Item, part: str, for_: Duration) -> int:
@@ -401,7 +403,7 @@ class Leases:
         if one.offset is None:
             raise InvalidRequest("a pause needs the offset of a message, besides its lease_token")
         lease = offset_model.parse_lease(one.lease_token)
-        row = [lease.token, offset_model.from_text(one.offset), part, duration_ms(for_)]
+        row = [lease.token, offset_model.from_text(one.offset), part, duration_ms(for_), self.group]
         end_ms = None
         if not await self._elsewhere([lease[:2]]):
             (end_ms,) = await self._results(LeasePause(*lease[:2], [row]), 1, idempotent=True)

@@ -129,18 +129,21 @@ class Message(HeldMessage):
         """Pause the tenant of the message in its group, with the tenants below it, for at most an hour. Only in fair
         topics.
 
-        The group gets no messages of the tenant from this partition meanwhile; the message itself stays leased. Returns
-        the end of the pause in epoch ms: a pause that ends later stays as it is. Raises LeaseLost.
+        The group gets no messages of the tenant from any partition meanwhile; the message itself stays leased. Returns
+        the end of the pause in epoch ms: a pause that ends later stays as it is. Raises LeaseLost. Raises TimedOut if
+        the leaders of some partitions do not answer, and InvalidRequest if partitions refuse the pause, because too
+        many tenants are paused there: the error says in how many partitions the pause holds. Repeating the call is
+        safe.
         """
         return await self._piece.consumer.pause(self._piece, self._position, TENANT, duration_ms(for_))
 
     async def pause_key(self, *, for_: Duration) -> int:
-        """Pause the key of the message in its group, as `pause_tenant` does. Only in topics with `ordering: key` or
-        `max_in_flight_per_key`."""
+        """Pause the key of the message in its group, in the partition of the message. Only in topics with `ordering:
+        key` or `max_in_flight_per_key`."""
         return await self._piece.consumer.pause(self._piece, self._position, KEY, duration_ms(for_))
 
     async def pause_group(self, *, for_: Duration) -> int:
-        """Pause the group in the partition of the message, as `pause_tenant` does."""
+        """Pause the group of the message in all partitions, as `pause_tenant` does."""
         return await self._piece.consumer.pause(self._piece, self._position, GROUP, duration_ms(for_))
 
 

@@ -35,6 +35,7 @@ class PartitionConsumer:
         self,
         cluster: Cluster,
         topic: str,
+        group: str,
         partition: int,
         group_number: int,
         on_quiet: Signal,
@@ -43,6 +44,7 @@ class PartitionConsumer:
     ) -> None:
         """`lease_ms()` returns how long messages are held."""
         self.topic = topic
+        self.group = group
         self.partition = partition
         self.sender = PartitionSender(cluster, topic, partition, on_quiet, wake)
         self.held = HeldMessages(topic, partition, group_number, cluster.options.finished_leases, wake)
@@ -114,9 +116,9 @@ class PartitionConsumer:
 
     async def pause(self, chunk: Chunk, position: int, part: str, for_ms: int) -> int:
         """Pause a part of the group to which a message belongs. Return the end of the pause in epoch ms. Raise
-        LeaseLost."""
+        LeaseLost; TimedOut or InvalidRequest if the pause does not hold in all partitions."""
         self.held.check_open()
-        item = [chunk.lease.token, chunk.offset(position), part, for_ms]
+        item = [chunk.lease.token, chunk.offset(position), part, for_ms, self.group]
         request = LeasePause(self.held.group_number, self.partition, [item])
         (end_ms,) = results(await settle(self._cluster, self.topic, request, idempotent=True), 1)
         if type(end_ms) is not int:

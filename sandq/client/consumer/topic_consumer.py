@@ -118,6 +118,7 @@ class TopicConsumer:
             found = self._partition_consumers[group_number, partition] = PartitionConsumer(
                 self.cluster,
                 self.topic,
+                self.terms.group,
                 partition,
                 group_number,
                 self.wakeups.quiet,

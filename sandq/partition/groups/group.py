@@ -362,6 +362,12 @@ class Group:
         """Pause the group until `until_ms` (None: until it is resumed), or resume it. The caller stores the group."""
         self.paused, self.paused_until_ms = paused, until_ms if paused else None
 
+    def is_paused_until(self, tenant: str | None, until_ms: int) -> bool:
+        """Return whether the group, or one tenant of it, is paused until this time or for longer."""
+        if tenant is not None:
+            return self.pauses.ends.get(tenant, 0) >= until_ms
+        return self.paused and (self.paused_until_ms is None or self.paused_until_ms >= until_ms)
+
     def paused_keys_in(self, entry: Waiting) -> dict[bytes, int]:
         """Return the messages of a waiting entry whose keys are paused, with these keys."""
         if not self.order.paused:

@@ -1,6 +1,12 @@
-"""Pauses by consumers: the holder of a live lease pauses the tenant, the key or the group of one of its messages."""
+"""Pauses by consumers: the holder of a live lease pauses the tenant, the key or the group of one of its messages.
+
+The partition of the message verifies the lease. The other partitions of the topic then get a `PauseLonger`
+(`broker.delivery.pause_spreader`).
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from sandq.model.batch_format import Column
 from sandq.model.errors import InvalidRequest
@@ -16,31 +22,54 @@ from sandq.partition.records.leases import Lease
 from sandq.partition.shared_state import SharedState
 
 
+class Paused(NamedTuple):
+    """The result of a pause by a lease. `until_ms`: end of the pause. `tenant`: the paused tenant, if one was named."""
+
+    until_ms: int
+    tenant: str | None
+
+
 class LeasePauses:
     def __init__(self, shared: SharedState, group_state: GroupState) -> None:
         self._shared = shared
         self._groups = group_state.groups
         self._leases = group_state.leases
 
-    def pause(self, step: Step, token: int, offset: bytes, part: str, until_ms: int) -> int | None:
-        """Pause a part of a group to which a leased message belongs, unless it is paused for longer already. Return the
-        end of the pause in ms. None if the lease has ended, or does not hold the message.
+    def pause(self, step: Step, token: int, offset: bytes, part: str, until_ms: int, group_name: str) -> Paused | None:
+        """Pause a part of a group to which a leased message belongs, unless it is paused for longer already. Return
+        None if the lease has ended, or does not hold the message.
 
-        Raise InvalidRequest if the message has no such part, or if too many parts are paused."""
+        Raise InvalidRequest if another group holds the lease, if the message has no such part, or if too many parts are
+        paused."""
         lease = self._leases.by_token.get(token)
         if lease is None or lease.ended or lease.revoked:
             return None
         if not lease.mask_of([[offset, 1]])[0] & lease.live:
             return None
         group = self._groups.by_id[lease.group_id]
+        if group.name != group_name:
+            raise InvalidRequest(
+                f"the lease does not belong to group {group_name!r}: name the group that leased the message"
+            )
         if part == GROUP:
-            return self._pause_group(step, group, until_ms)
+            return Paused(self._pause_group(step, group, until_ms), None)
         named = self._part(step, group, lease, offset, part)
         end_ms = group.pauses.ends.get(named, 0)
         if until_ms > end_ms:
             key = self._key(step, group, lease, offset) if part == KEY else None
             self._groups.pause_part(step, group, named, until_ms, key)
-        return max(until_ms, end_ms)
+        return Paused(max(until_ms, end_ms), named if isinstance(named, str) else None)
+
+    def pause_longer(self, step: Step, group_name: str, tenant: str | None, until_ms: int) -> None:
+        """Pause a group or one of its tenants, as `pause` did in another partition. Do nothing if there is no such
+        group, or if it is paused for longer already. Raise InvalidRequest if too many parts are paused."""
+        group = self._groups.find(group_name)
+        if group is None or group.is_paused_until(tenant, until_ms):
+            return
+        if tenant is None:
+            self._pause_group(step, group, until_ms)
+        else:
+            self._groups.pause_part(step, group, tenant, until_ms)
 
     def _key(self, step: Step, group: Group, lease: Lease, offset: bytes) -> bytes | None:
         """Return the key of a leased message, to be stored with its pause. None if it is too long for this."""

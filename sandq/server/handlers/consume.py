@@ -1,4 +1,4 @@
-"""Handle requests of consumers: subscriptions, LEASE, and settling leases (ACK, NACK, EXTEND, LEASE_PAUSE)."""
+"""Handle requests of consumers: subscriptions, LEASE, LEASE_PAUSE, and settling leases (ACK, NACK, EXTEND)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sandq.protocol.requests import (
     Subscribe,
     Unsubscribe,
 )
-from sandq.server.handlers.routes import Context, Route, handled, reply_to, submitted
+from sandq.server.handlers.routes import Context, Route, answered, handled, reply_to, submitted
 
 PART_WORK: Final = 512
 """Number of items, including their ranges, that are parsed and submitted in one part."""
-S = TypeVar("S", Ack, Nack, Extend, LeasePause)
+S = TypeVar("S", Ack, Nack, Extend)
 
 
 def _settled(kind: type[S]) -> Route:
@@ -63,7 +63,7 @@ def _settled(kind: type[S]) -> Route:
     return Route(kind, handle)
 
 
-def _settle(context: Context, request: Ack | Nack | Extend | LeasePause, done: Done) -> None:
+def _settle(context: Context, request: Ack | Nack | Extend, done: Done) -> None:
     """Settle leases. Raise QuotaExceeded if a nack stores headers beyond the storage limits of the topic's owner."""
     if isinstance(request, Nack) and context.info.usage is not None:
         changes = [NackItem(*item).changes or {} for item in request.items]
@@ -146,5 +146,5 @@ ROUTES = (
     submitted(AckThen, _ack_then),
     _settled(Nack),
     _settled(Extend),
-    _settled(LeasePause),
+    answered(LeasePause, lambda context, request: context.broker.pause_by_lease(request, context.caller)),
 )

@@ -63,7 +63,7 @@ async def _of_some_groups(context: Context, frame: Frame, handler: Handler, acce
 
 def _settle_the_others(context: Context, frame: Frame, request: Any, unknown: set[int]) -> None:
     """Settle the items whose leases are known. The reply has the result "lost" for the positions in `unknown`."""
-    lost: Any = None if frame[0] in (Type.EXTEND, Type.LEASE_PAUSE) else []
+    lost: Any = None if frame[0] in (Type.EXTEND, Type.LEASE_PAUSE) else []  # a LEASE_PAUSE has one item
     items = [item for at, item in enumerate(request.items) if at not in unknown]
 
     def done(results: Any) -> None:

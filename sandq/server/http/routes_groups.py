@@ -188,8 +188,10 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
     summary="Pause the tenant, the key or the group of a leased message",
 )
 async def pause_by_lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeasePauseIn) -> Found:
-    """In the partition of the message, for at most an hour. A pause that ends later stays as it is. 409 LEASE_LOST as
-    for ack."""
+    """For at most an hour. A pause that ends later stays as it is. The pause of a group or tenant holds in all
+    partitions of the topic, that of a key in the partition of the message. 409 LEASE_LOST as for ack. 400 INVALID if a
+    different group holds the lease. 504 TIMED_OUT if the leaders of some partitions do not answer, and 400 INVALID if
+    partitions refuse the pause: `held` of `partitions` have it, and repeating the request is safe."""
     leases = gateway_of(request).client.leases(topic, group)
     pauses = {"tenant": leases.pause_tenant, "key": leases.pause_key, "group": leases.pause_group}
     end_ms = await pauses[body.part](Held(body.lease_token, body.offset), for_=body.for_)

@@ -50,6 +50,9 @@ async def test_a_group_is_paused_as_a_whole_and_by_a_consumer(web: Web) -> None:
     assert shown["paused_until"] is not None and shown["reason"] == f"it is paused until {shown['paused_until']}"
     await web.post(f"{group}/resume", None, 204)
     assert (await web.get(group))["paused_until"] is None
+    wrong_group = "/topics/t/groups/other/pause-by-lease"
+    refused = await web.post(wrong_group, {**held(message), "part": "group", "for": "5m"}, 400)
+    assert refused["code"] == "INVALID" and "does not belong to group 'other'" in str(refused)
     by_lease = await web.post(f"{group}/pause-by-lease", {**held(message), "part": "group", "for": "5m"}, 200)
     assert (await web.get(group))["paused_until"] == by_lease["paused_until"]
     await web.post(f"{group}/pause", {}, 204)

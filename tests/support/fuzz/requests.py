@@ -68,7 +68,7 @@ class Requests:
             Type.NACK: lambda: self._settle(self._nack),
             Type.EXTEND: lambda: self._settle(lambda token: [token, self._number()]),
             Type.LEASE_PAUSE: lambda: self._settle(
-                lambda token: [token, self._id(), self._rng.choice(PARTS), self._number()]
+                lambda token: [token, self._id(), self._rng.choice(PARTS), self._number(), self._group()]
             ),
             Type.ACK_THEN: self._ack_then,
             Type.MOVE: self._move,

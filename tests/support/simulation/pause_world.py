@@ -119,11 +119,12 @@ class Pausing(Clients):
 
         def done(result: Any) -> None:
             if not isinstance(result, SandqError) and result[0] is not None:
-                assert result[0] >= until_ms, "a lease shortened a pause"
-                self.pauses.paused_by_lease(target, result[0], version)
+                end_ms = result[0].until_ms
+                assert end_ms >= until_ms, "a lease shortened a pause"
+                self.pauses.paused_by_lease(target, end_ms, version)
 
         part = TENANT if target.tenant is not None else KEY if target.key is not None else GROUP
-        self.submit(c.PauseByLease([(token, offset, part, until_ms)]), done)
+        self.submit(c.PauseByLease([(token, offset, part, until_ms, target.group)]), done)
 
     def _parts_of(self, group: str, payload: bytes) -> list[Target]:
         """Return the parts that the holder of a message may pause."""

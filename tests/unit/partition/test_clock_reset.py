@@ -659,7 +659,9 @@ def test_pauses_by_a_wrong_clock_are_as_long_after_a_reset() -> None:
     bench.apply(YEAR, c.Clock())
     until_ms = T + YEAR + 2 * HOUR
     held = (lease.token, lease.ranges[0].base)
-    bench.apply(YEAR, c.PauseByLease([(*held, "tenant", until_ms)]), c.PauseByLease([(*held, "group", until_ms)]))
+    bench.apply(
+        YEAR, c.PauseByLease([(*held, "tenant", until_ms, "g")]), c.PauseByLease([(*held, "group", until_ms, "g")])
+    )
     set_back(bench, 3000, restart=True)
     group = bench.machine.groups.named("g")
     assert group.paused_until_ms == T + 3000 + 2 * HOUR

@@ -64,7 +64,7 @@ EVERY: list[tuple[int, Any]] = [
         requests.Nack(7, 3, [[1, None, None, None, True, {"priority": 1}, 2], [2, *3 * [None], True, None, 0]]),
     ),
     (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000], [2, 60_000, [[BASE, 5], [BASE, b"\x05"]]]])),
-    (Type.LEASE_PAUSE, requests.LeasePause(7, 3, [[1, BASE, "tenant", 60_000]])),
+    (Type.LEASE_PAUSE, requests.LeasePause(7, 3, [[1, BASE, "tenant", 60_000, "g"]])),
     (Type.ACK_THEN, requests.AckThen(7, 3, 1, [[BASE, 1]], [[None, None, False, {}], ["t", 5, True, {"value": b"v"}]])),
     (
         Type.ACK_THEN,

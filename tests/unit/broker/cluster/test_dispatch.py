@@ -54,6 +54,7 @@ class Bed:
         digests: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("digest") or True)
         limits: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("limits") or True)
         outbox: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("outbox") or True)
+        pauses: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("pauses") or True)
         restores: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("restores") or True)
         log_reads: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("log reads") or True)
         usage: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("usage") or True)
@@ -76,6 +77,7 @@ class Bed:
             digests=digests,
             limits=limits,
             outbox=outbox,
+            pauses=pauses,
             restores=restores,
             log_reads=log_reads,
             usage=usage,

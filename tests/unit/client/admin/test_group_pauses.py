@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sandq.client.admin.group_pauses import PausedPart, pauses_of
-from sandq.errors import ProtocolError
-from sandq.model.pauses import PAUSES_MAX
+from sandq.client.admin.group_pauses import PausedPart, merged_refusals, pauses_of
+from sandq.errors import InvalidRequest, ProtocolError
+from sandq.model.pauses import PAUSES_MAX, incomplete_pause
 from sandq.protocol.frames import Type
 
 
@@ -65,3 +65,15 @@ def test_pauses_above_limit_are_counted() -> None:
 def test_malformed_reply_is_a_protocol_error(wrong: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="PAUSE_LIST"):
         pauses_of([wrong])
+
+
+def test_refusals_of_two_nodes_become_one_error() -> None:
+    refusals: list[Any] = [incomplete_pause(2, refused=[at], reason="it has too many") for at in (4, 1)]
+    error = merged_refusals(refusals, 5)
+    assert error.message.startswith("the pause holds in 3 of 5 partitions: partitions 1, 4 refused it, because it has")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["1"]])
+def test_malformed_refusal_is_a_protocol_error(wrong: Any) -> None:
+    with pytest.raises(ProtocolError, match="GROUP_PAUSE"):
+        merged_refusals([InvalidRequest("refused", refused=wrong)], 5)

@@ -22,6 +22,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.base.rows import Extra, Fields, LogEntry, Range
 from sandq.partition.base.view import View
+from sandq.partition.command_types import CommandType
 from sandq.partition.groups.dead_letters import Death, put_rows
 from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
@@ -462,7 +463,8 @@ def test_entry_that_sets_a_clock_back() -> None:
 def test_entry_of_pauses() -> None:
     until_ms = T + 600_000
     parts = c.PausePart("g", "acme", until_ms), c.PausePart("g", b"k", None)
-    commands = (*parts, c.PauseByLease([[65536, OFFSET, "key", until_ms]]))
+    by_lease = c.PauseByLease([[65536, OFFSET, "key", until_ms, "g"]])
+    commands = (*parts, by_lease, c.PauseLonger("g", None, until_ms))
     assert c.Entry(T, commands).encode() == example("entry-pauses")
     assert tuple(c.Entry.decode(example("entry-pauses")).commands) == commands
 
@@ -535,7 +537,7 @@ def test_page_lists_every_row_tag_and_command() -> None:
     assert len(tags) == 43
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in PAGE
-    for number in c.CommandType:
+    for number in CommandType:
         assert f"\n| {number.value} | {number.name} |" in PAGE
 
 

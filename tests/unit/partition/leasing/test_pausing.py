@@ -397,10 +397,10 @@ def test_ended_pauses_are_not_listed_before_their_rows_are_removed(
 # -- by a consumer -----------------------------------------------------------------------------------------------------
 
 
-def by_lease(bench: Bench, lease: Lease, part: str, until: int, at: int = 0) -> object:
+def by_lease(bench: Bench, lease: Lease, part: str, until: int, at: int = 0, group: str = "g") -> object:
     """Pause a part for the first message of a lease. Return the end in ms after T, or another result."""
-    (result,) = bench.apply(at, c.PauseByLease([(lease.token, lease.ranges[0].base, part, T + until)]))
-    return result[0] - T if isinstance(result, list) and result[0] is not None else result
+    (result,) = bench.apply(at, c.PauseByLease([(lease.token, lease.ranges[0].base, part, T + until, group)]))
+    return result[0].until_ms - T if isinstance(result, list) and result[0] is not None else result
 
 
 def test_a_consumer_pauses_the_tenant_of_its_message(fair: RankedBench) -> None:
@@ -461,13 +461,58 @@ def test_a_lost_lease_pauses_nothing(bench: Bench) -> None:
     bench.open()
     bench.append("a", "b")
     lease = bench.one()
-    other = [(lease.token, bytes(16), "group", T + 5), (99, lease.ranges[0].base, "group", T + 5)]
+    other = [(lease.token, bytes(16), "group", T + 5, "g"), (99, lease.ranges[0].base, "group", T + 5, "g")]
     assert bench.apply(0, c.PauseByLease(other)) == [[None, None]]
     bench.ack(lease.token, [[lease.ranges[0].base, 1]])
     assert by_lease(bench, lease, "group", 1000) == [None], "this message was acked"
     bench.expire(at=40_000)
     assert by_lease(bench, lease, "group", 50_000, at=40_000) == [None]
     assert not bench.machine.groups.named("g").paused
+
+
+def test_lease_of_another_group_pauses_nothing(bench: Bench) -> None:
+    bench.open()
+    bench.open("other")
+    bench.append("a")
+    refused = by_lease(bench, bench.one(), "group", 1000, group="other")
+    assert isinstance(refused, InvalidRequest) and "does not belong to group 'other'" in refused.message
+    assert not any(bench.machine.groups.named(name).paused for name in ("g", "other"))
+
+
+def longer(bench: Bench, tenant: str | None, until: int, at: int = 0, group: str = "g") -> object:
+    (result,) = bench.apply(at, c.PauseLonger(group, tenant, T + until))
+    return result
+
+
+def test_pause_of_another_partition_never_shortens_one(bench: Bench) -> None:
+    bench.open()
+    for until, end in ((1000, 1000), (500, 1000), (2000, 2000)):
+        assert longer(bench, None, until) is None
+        assert bench.machine.groups.named("g").paused_until_ms == T + end
+    bench.restart()
+    assert bench.machine.groups.named("g").paused_until_ms == T + 2000
+    pause(bench)
+    assert longer(bench, None, 3000) is None
+    assert bench.machine.groups.named("g").paused_until_ms is None, "an operator's pause stays"
+    assert longer(bench, None, 3000, group="none") is None
+    pause(bench, False)
+    assert longer(bench, None, 10, at=20) is None
+    assert not bench.machine.groups.named("g").paused, "its end has passed"
+    assert isinstance(longer(bench, "acme", 3000), InvalidRequest)
+
+
+def test_tenant_pause_of_another_partition_never_shortens_one(
+    fair: RankedBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = fair.machine.groups.named("g").pauses.ends
+    for until, end in ((1000, 1000), (500, 1000), (2000, 2000)):
+        assert longer(fair, "acme", until) is None
+        assert ends == {"acme": T + end}
+    assert longer(fair, "acme", 1500, at=1600) is None
+    assert ends == {"acme": T + 2000}, "it never resumes"
+    monkeypatch.setattr(part_pauses, "FIXED", replace(FIXED, paused_parts=1))
+    refused = longer(fair, "beta", 3000)
+    assert isinstance(refused, InvalidRequest) and refused.details["limit"] == "paused_parts"
 
 
 class CountedScans(dict[str, Any]):
