@@ -115,9 +115,13 @@ class Bench:
         """Bytes of the changes that the last entry made."""
         self.needed_no_disk = False
         """Whether the partition claimed that the last entry needs no disk."""
+        self.restarts = False
+        """Whether the partition is loaded from its rows before each entry. A test sets this."""
 
     def apply(self, at: int, *commands: c.Command) -> list[Any]:
         """Apply one entry with the time T + at and write its rows."""
+        if self.restarts:
+            self.restart()
         self.index += 1
         entry = c.Entry.decode(c.Entry(T + at, commands).encode())
         self.needed_no_disk, before = self.machine.needs_no_disk(entry), self.stores.reads

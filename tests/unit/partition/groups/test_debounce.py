@@ -21,18 +21,11 @@ DELAY_MS, MAX_WAIT_MS = 500, 1000
 
 
 @pytest.fixture(params=[False, True], ids=["in memory", "from rows"])
-def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(request: pytest.FixtureRequest) -> Bench:
     """A partition with a group. `from rows`: it is loaded again before every entry."""
     bench = Bench(dedup_window="1m")
     bench.open()
-    if request.param:
-        apply = bench.apply
-
-        def restart_and_apply(at: int, *commands: c.Command) -> list[object]:
-            bench.restart()
-            return apply(at, *commands)
-
-        monkeypatch.setattr(bench, "apply", restart_and_apply)
+    bench.restarts = request.param
     return bench
 
 

@@ -45,17 +45,10 @@ def refused(result: object, error: type[SandqError], words: str, retriable: bool
 
 
 @pytest.fixture(params=[False, True], ids=["in memory", "from rows"])
-def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(request: pytest.FixtureRequest) -> Bench:
     """A partition. `from rows`: it is reloaded before every entry."""
     bench = Bench()
-    if request.param:
-        apply = bench.apply
-
-        def restart_and_apply(at: int, *commands: c.Command) -> list[Any]:
-            bench.restart()
-            return apply(at, *commands)
-
-        monkeypatch.setattr(bench, "apply", restart_and_apply)
+    bench.restarts = request.param
     return bench
 
 
