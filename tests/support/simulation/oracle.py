@@ -137,6 +137,16 @@ class Oracle:
         for sent in self.sent.values():
             sent.placed_anew = True
 
+    def may_be_forgotten(self, sent: Sent) -> bool:
+        """Return whether the partition may not know the id of a message any more: all groups are done with the message,
+        and the partition's clock was set back since."""
+        return sent.placed_anew and all(
+            [
+                sent.payload in self.acked[group] | self.passed[group] | {payload for payload, _ in self.unsure[group]}
+                for group in GROUPS
+            ]
+        )
+
     def _check_limits(self, group: str, sent: Sent) -> None:
         """Check that the limits of keys and tenants allow one more leased message."""
         if self.seeks[group]:

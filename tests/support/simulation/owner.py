@@ -109,7 +109,8 @@ class Owner:
                 assert detail == message.id
                 message.cancelled = True
             else:
-                assert verdict == "too_late" or was_excused or message.cancelled, f"{message} is gone: {result}"
+                is_known = verdict == "too_late" or was_excused or message.cancelled
+                assert is_known or self._oracle.may_be_forgotten(message), f"{message} is gone: {result}"
                 message.excused = was_excused or message.cancelled
 
         self._node.host.submit(c.Cancel([[c.TARGET_ID, message.id]]), done)

@@ -56,6 +56,20 @@ def test_message_for_now_comes_now_after_a_reset() -> None:
     assert bench.values(bench.lease(at=4000)) == ["before", "after"]
 
 
+@pytest.mark.parametrize("bench", [Bench(), RankedBench("priority")], ids=["timer", "priority"])
+def test_message_trimmed_before_a_reset_is_forgotten(bench: Bench) -> None:
+    """A cancel of it is answered as for a message that was never stored. It cancels nothing."""
+    bench.open()
+    bench.apply(YEAR, c.Clock())
+    message = bench.put("a", at=YEAR)
+    bench.ack(bench.one(at=YEAR).token, at=YEAR)
+    bench.trim(at=YEAR)
+    assert bench.cancel(message, at=YEAR) == ("too_late", "gone")
+    set_back(bench, 3000)
+    assert bench.cancel(message, at=4000) == ("not_found", None)
+    assert bench.lease(at=YEAR) == []
+
+
 def test_reset_reply_reports_the_state_found() -> None:
     bench = poisoned()
     answer = bench.apply(3000, c.ClockReset(T + 3000))[0]
