@@ -91,6 +91,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
             (_T.SUBSCRIBE, "consumer_id"),
             (_T.SUBSCRIBE, "epoch"),
         ),
+        "recalls": made("bool, chosen by the leader", "broker/leader/group_pump.py"),
     },
     c.Ack: {"items": of(_T.ACK, "items", f"[token 0 or greater, {_RANGES}]")},
     c.Nack: {
