@@ -46,7 +46,7 @@ YIELD = ("nice", "-n", "10")
 """Prefix of the processes that run at the same time as Spark.
 
 Spark regards the run as failed if a Python process does not start within ten seconds."""
-SPREAD = ("-n", "4", "--dist", "worksteal")
+SPREAD = ("-n", "6", "--dist", "worksteal")
 STYLE = ("tests/unit/test_floors.py", "tests/unit/test_language.py", "tests/unit/test_shapes.py")
 """Tests of the source text. `make check` runs them, so that `make test` need not."""
 FAST = ("-n", "2", "--dist", "worksteal", "tests/unit", "tests/property")
