@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log"
 	"net/http"
@@ -92,7 +93,11 @@ func main() {
 		if err != nil || message.Id != soon || time.Now().Before(due) {
 			log.Fatalf("%s came, or came early", message.Id)
 		}
-		fmt.Printf("took %s, attempt %d\n", *message.Text, message.Attempt)
+		value, err := json.Marshal(message.Json)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("took %s, attempt %d\n", value, message.Attempt)
 		held := sandq.AckThenIn{LeaseToken: &message.LeaseToken, Offset: &message.Offset}
 		acked := must(client.AckMessagesWithResponse(ctx, topic, group, held))
 		fmt.Printf("acked %d\n", acked.JSON200.Settled)

@@ -52,9 +52,9 @@ console.log("cancelled the one to bob@example.org");
 const { messages } = answered(
   await sandq.POST("/topics/{topic}/groups/{group}/lease", { params, body: { wait: "30s", lease: "1m" } }),
 );
-for (const { id, attempt, deliver_at, lease_token, offset, text } of messages) {
+for (const { id, attempt, deliver_at, lease_token, offset, json } of messages) {
   if (id !== soon || Date.now() < Date.parse(deliver_at)) throw new Error(`${id} came, or came early`);
-  console.log(`took ${text}, attempt ${attempt}`);
+  console.log(`took ${JSON.stringify(json)}, attempt ${attempt}`);
   const { settled } = answered(
     await sandq.POST("/topics/{topic}/groups/{group}/ack", { params, body: { lease_token, offset } }),
   );
