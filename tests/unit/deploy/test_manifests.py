@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def test_a_node_starts_secured(name: str) -> None:
     assert (config.tls.client, config.tls.http, config.tls.peer) == ("require", "require", "require")
     assert config.security.authentication == "require" and config.cluster.secret_file is not None
     assert config.node.id == name.split()[1] and config.cluster.seeds
+
+
+def test_compose_files_match_the_schema() -> None:
+    files = [DEPLOY / "compose" / "compose.yaml", *(ROOT / "docs" / "examples").glob("*/compose.yaml")]
+    assert len(files) == 5
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *map(str, files)]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_at_most_one_node_may_found_the_cluster() -> None:
