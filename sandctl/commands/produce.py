@@ -125,9 +125,9 @@ def produce(
 
     A JSON object has the value as "text", as "value" (base64) or as "json". In a compacted topic a "value" of null
     deletes the key. The object may also have "key", "headers", "deliver_at" or "delay", "ttl", "priority", "tenant",
-    "max_attempts", "backoff" and "unique_key"; use "key_base64" and "unique_key_base64" for bytes that are not text.
-    `consume -o jsonl` prints such objects. --key, --header, --at, --in, --ttl, --priority, --tenant, --max-attempts
-    and --backoff... apply to the objects that do not have these fields.
+    "max_attempts", "backoff", "cost" and "unique_key"; use "key_base64" and "unique_key_base64" for bytes that are not
+    text. `consume -o jsonl` prints such objects. --key, --header, --at, --in, --ttl, --priority, --tenant,
+    --max-attempts, --backoff... and --cost apply to the objects that do not have these fields.
     """
     is_many = lines or jsonl
     _check_alternatives(lines=lines, jsonl=jsonl, at=at, delay=delay)

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CHANGEABLE = (
     *("cron", "every", "zone", "start", "end", "count", "jitter", "misfire", "misfire-most", "overlap-group"),
-    *("key", "headers", "ttl", "priority", "max-attempts", "backoff"),
+    *("key", "headers", "ttl", "priority", "max-attempts", "backoff", "cost"),
 )
 """Names that `--reset` accepts."""
 
@@ -76,7 +76,7 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     rules = message_rules(options)
     apart = ("key", "headers", "max_attempts", *BACKOFF_OPTIONS)
     given = {name: value for name, value in options.items() if value is not None and name not in apart}
-    given |= {name: rule for name, rule in rules.items() if name in ("max_attempts", "backoff")}
+    given |= {name: rule for name, rule in rules.items() if name in ("max_attempts", "backoff", "cost")}
     if (key := raw(options.get("key"))) is not None:
         given["key"] = key
     if (headers := headers_of(options.get("headers", ()))) is not None:

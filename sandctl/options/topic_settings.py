@@ -81,13 +81,18 @@ def retry_options(defaults: bool) -> Callable[[F], F]:
 
 
 def message_options() -> Callable[[F], F]:
-    """Add the options for the attempts and the back-off of a message, without defaults."""
-    return _all(_rules_options(lambda text: None))
+    """Add the options for the attempts, the back-off and the cost of a message, without defaults."""
+    cost = click.option(
+        "--cost", metavar="N", type=int, help="What a delivery costs, for groups whose rate has a unit.  [default: 1]"
+    )
+    return _all((*_rules_options(lambda text: None), cost))
 
 
 def message_rules(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attempts and the back-off of a message, as `produce` of the client takes them."""
+    """Return the attempts, the back-off and the cost of a message, as `produce` of the client takes them."""
     settings = settings_of(options)
+    if options.get("cost") is not None:
+        settings["cost"] = options["cost"]
     if "max_attempts" in settings and settings["max_attempts"] is None:
         settings["max_attempts"] = "none"
     return settings

@@ -40,6 +40,8 @@ def _facts(found: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
         yield "tenant", str(found["tenant"])
     if found.get("max_attempts") is not None:
         yield "attempts", "no limit" if found["max_attempts"] == "none" else f"{found['max_attempts']} at most"
+    if found.get("cost") is not None:
+        yield "cost", f"{found['cost']:,}"
     if found.get("backoff") is not None:
         yield "back-off", ", ".join(f"{name} {value}" for name, value in found["backoff"].items())
     if found.get("size") is not None:

@@ -10,7 +10,7 @@
     "ttl": "1h" | seconds                 optional: how long after its delivery time an unheld message is dead
     "unique_key": "order-7" | "unique_key_base64": "aw=="
     "priority": -3, "tenant": "acme"      in priority and fair topics
-    "max_attempts": 20 | "none", "backoff": {"kind": "fixed", "first": "1h", "cap": "1h"}
+    "max_attempts": 20 | "none", "backoff": {"kind": "fixed", "first": "1h", "cap": "1h"}, "cost": 1200
 
 A value whose headers mark it as JSON is written as `json`, so that JSON input becomes JSON output. The JSON of a
 message can be used to produce it again: fields that only a broker sets (offset, id, state, ...) are ignored. Times
@@ -115,7 +115,7 @@ _NEVER_SET = ("ordering", "rank")
 _TIMES = ("deliver_at", "delay", "delay_ms", "ttl")
 _WHEN = ("deliver_at", "delay", "delay_ms")
 _RANKS = ("priority", "tenant")
-_RULES = ("max_attempts", "backoff")
+_RULES = ("max_attempts", "backoff", "cost")
 _KEYS = ("key", "unique_key")
 KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES, *_RANKS, *_RULES))
 """Fields that a producer may set."""
@@ -334,7 +334,9 @@ def group_limits_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     if not known:
         return None
     home = next((limits for row, limits in known if row["partition"] == 0), None)
-    found = {name: known[0][1].get(name) for name in ("max_in_flight", "rate", "burst")}
+    first = known[0][1]
+    found = {name: first.get(name) for name in ("max_in_flight", "rate", "burst")}
+    found |= {name: first[name] for name in ("unit",) if name in first}
     in_flight, given = sum(row["leased"] for row in rows), None
     if home is not None and home.get("given") is not None:
         own = next(row["leased"] for row, _ in known if row["partition"] == 0)

@@ -80,6 +80,7 @@ class Column(IntEnum):
     KEY_DIGEST = 11
     MAX_ATTEMPTS = 12
     BACKOFF = 13
+    COST = 14
 
 
 TYPE_OF: dict[int, int] = {
@@ -96,6 +97,7 @@ TYPE_OF: dict[int, int] = {
     Column.KEY_DIGEST: TYPE_BYTES,
     Column.MAX_ATTEMPTS: TYPE_INT64,
     Column.BACKOFF: TYPE_BYTES,
+    Column.COST: TYPE_INT64,
 }
 # Columns whose numbers are times: 0 to 2**48 - 1.
 TIMES = frozenset((Column.DELIVER_MS, Column.TTL_MS))

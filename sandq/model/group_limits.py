@@ -2,7 +2,10 @@
 
 These limits belong to the topic, because they apply across all its partitions, and because a group may be created after
 its limits. Once a topic has had group limits, its record of settings has `[next epoch, {group: [epoch, partitions,
-max_in_flight or nil, microseconds between two messages or nil, burst or nil]}]`. PERSISTED.
+max_in_flight or nil, microseconds between two messages or nil, burst or nil, unit or nil]}]`. PERSISTED.
+
+A rate with a *unit* counts the costs of messages, for example tokens, and a burst is then a number of these units. A
+rate without a unit counts each message as 1.
 
 Each change of a group's limits gets a new epoch: deliveries allowed under an older epoch no longer count. The next
 epoch rises with each change, including removals, so that the records of a topic are ordered.
@@ -10,6 +13,7 @@ epoch rises with each change, including removals, so that the records of a topic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +26,9 @@ GROUP_LIMITS: Final = "group_limits"
 MOST: Final = 1_000_000
 """Greatest value of `max_in_flight` and of a burst."""
 BURST_OF_S: Final = 10
-"""Without a burst, a rate allows a burst of the messages of 1/BURST_OF_S second."""
+"""Without a burst, a rate allows a burst of the messages of 1/BURST_OF_S second. A rate with a unit allows a burst of
+one second."""
+_UNIT: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 
 
 class GroupLimit(NamedTuple):
@@ -38,6 +44,9 @@ class GroupLimit(NamedTuple):
     """Average time between two messages, in microseconds; None if there is no rate."""
     burst: int | None
     """Number of messages that may be delivered at once after a pause; set only with a rate."""
+    unit: str | None = None
+    """Name of the unit of the messages' costs, which the rate and the burst then count instead of messages. Set only
+    with a rate."""
 
     @property
     def window_us(self) -> int:
@@ -50,6 +59,7 @@ class GroupLimit(NamedTuple):
             "max_in_flight": self.max_in_flight,
             "rate": None if self.interval_us is None else rate_text(self.interval_us),
             "burst": self.burst,
+            **({} if self.unit is None else {"unit": self.unit}),
         }
 
 
@@ -91,7 +101,7 @@ def with_limit(
             limit="limited_groups",
             maximum=FIXED.limited_groups,
         )
-    row = [epoch, partitions, limit["max_in_flight"], limit["interval_us"], limit["burst"]]
+    row = [epoch, partitions, limit["max_in_flight"], limit["interval_us"], limit["burst"], limit["unit"]]
     # Unchanged limits keep their epoch, so that deliveries allowed under this epoch still count.
     if group in groups and groups[group][2:] == row[2:]:
         return dict(settings)
@@ -101,7 +111,7 @@ def with_limit(
 def parse_limit(given: Mapping[str, object]) -> dict[str, Any] | None:
     """Check the limits that a user wrote, and return them; None if there is no limit in them. Raise InvalidSetting,
     which names every mistake."""
-    known = ("rate", "burst", "max_in_flight")
+    known = ("rate", "burst", "max_in_flight", "unit")
     mistakes = [f"{name}: is no limit of a group; there are {', '.join(known)}" for name in given if name not in known]
     rate, found = _plain(given.get("rate")), dict[str, Any]()
     for name in ("max_in_flight", "burst"):
@@ -117,11 +127,21 @@ def parse_limit(given: Mapping[str, object]) -> dict[str, Any] | None:
             mistakes.append(f"rate: {error}")
     elif found["burst"] is not None:
         mistakes.append("burst: it goes with a rate only")
+    unit = found["unit"] = _plain(given.get("unit"))
+    if unit is not None and not is_unit(unit):
+        mistakes.append(f"unit: a name of up to 32 letters, digits, - and _ is expected, or none, not {unit!r:.60}")
+    elif unit is not None and rate is None:
+        mistakes.append("unit: it goes with a rate only")
     if mistakes:
         raise InvalidSetting("; ".join(mistakes), mistakes=mistakes)
     if found["interval_us"] is not None and found["burst"] is None:
-        found["burst"] = max(1_000_000 // BURST_OF_S // found["interval_us"], 1)
+        found["burst"] = max(1_000_000 // (BURST_OF_S if unit is None else 1) // found["interval_us"], 1)
     return found if found["max_in_flight"] is not None or found["interval_us"] is not None else None
+
+
+def is_unit(value: object) -> bool:
+    """Return whether this is a name of a unit: a letter, then letters, digits, - and _."""
+    return isinstance(value, str) and _UNIT.fullmatch(value) is not None
 
 
 def _plain(value: object) -> object:

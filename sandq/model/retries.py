@@ -1,4 +1,5 @@
-"""The retry rules of a single message: its own `max_attempts` and `backoff`, which override those of group and topic.
+"""The rules of a single message: its own `max_attempts` and `backoff`, which override those of group and topic, and its
+`cost`, which counts for rates with a unit.
 
 In batches and rows, the column MAX_ATTEMPTS is a number, or `UNLIMITED`. The column BACKOFF is a MessagePack array:
 `[kind, first_ms, factor_permille, cap_ms, jitter_percent]`.
@@ -21,6 +22,8 @@ MOST_ATTEMPTS: Final = 1000
 """Maximum of `max_attempts`, unless it is none."""
 MOST_BACKOFF_MS: Final = 7 * DAY_MS
 """Maximum of the times of a back-off, in ms."""
+MOST_COST: Final = 1_000_000_000
+"""Maximum of `cost`."""
 UNLIMITED: Final = 0
 """Value of the column MAX_ATTEMPTS that stands for none: the message never dies of failed attempts."""
 BACKOFF_BYTES: Final = 64
@@ -60,18 +63,47 @@ def rules_of(fields: Mapping[int, Any]) -> RetryRules | None:
     return RetryRules(fields.get(Column.MAX_ATTEMPTS), fields.get(Column.BACKOFF))
 
 
-def parse_rules(max_attempts: object, backoff: object) -> RetryRules:
+def cost_of(fields: Mapping[int, Any]) -> int:
+    """Return the cost in the fields of a message, which is valid also if the cell is not."""
+    cost: int = fields.get(Column.COST, 1)
+    return min(max(cost, 1), MOST_COST)
+
+
+class MessageRules(NamedTuple):
+    """All rules of a message, as columns of a batch have them. None: the message has no such rule."""
+
+    max_attempts: int | None = None
+    """Number of attempts, or `UNLIMITED`."""
+    backoff: bytes | None = None
+    """The column BACKOFF."""
+    cost: int | None = None
+    """Number of units that a delivery takes from a rate with a unit. None stands for 1."""
+
+    @classmethod
+    def of(cls, fields: Mapping[int, Any]) -> MessageRules:
+        """Return the rules in the fields of a message."""
+        return cls(*map(fields.get, RULE_COLUMNS))
+
+
+RULE_COLUMNS: Final = (Column.MAX_ATTEMPTS, Column.BACKOFF, Column.COST)
+"""Columns of the rules, in the order of `MessageRules`."""
+NO_RULES: Final = MessageRules()
+
+
+def parse_rules(max_attempts: object = None, backoff: object = None, cost: object = None) -> MessageRules:
     """Return the rules that a user wrote; None stands for a rule that was not given. Raise InvalidRequest."""
-    return RetryRules(
+    most = None if cost is None else _whole("cost", cost, 1, MOST_COST)
+    return MessageRules(
         None if max_attempts is None else _parsed_attempts(max_attempts),
         None if backoff is None else _parsed_backoff(backoff),
+        None if most == 1 else most,
     )
 
 
-def written_rules(max_attempts: int | None, backoff: bytes | None) -> dict[str, Any]:
-    """Return rules, which were checked, as a user writes them: `max_attempts` and `backoff`. Leave out those that are
-    None."""
-    written: dict[str, Any] = {}
+def written_rules(max_attempts: int | None, backoff: bytes | None, cost: int | None) -> dict[str, Any]:
+    """Return rules, which were checked, as a user writes them: `max_attempts`, `backoff` and `cost`. Leave out those
+    that are None."""
+    written: dict[str, Any] = {} if cost is None else {"cost": cost}
     if max_attempts is not None:
         written["max_attempts"] = "none" if max_attempts == UNLIMITED else max_attempts
     if backoff is not None:
@@ -115,6 +147,11 @@ def backoff_record(packed: bytes) -> Mapping[str, Any]:
 def is_max_attempts(value: object) -> bool:
     """Return whether this is a valid cell of the column MAX_ATTEMPTS."""
     return type(value) is int and UNLIMITED <= value <= MOST_ATTEMPTS
+
+
+def is_cost(value: object) -> bool:
+    """Return whether this is a valid cell of the column COST."""
+    return type(value) is int and 1 <= value <= MOST_COST
 
 
 def is_backoff(value: object) -> bool:

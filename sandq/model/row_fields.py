@@ -13,7 +13,7 @@ from sandq.model.errors import InvalidName, InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.names import check_name, check_tenant
 from sandq.model.offsets import OFFSET_BYTES, PLACE_BITS, PLACE_STEP, U48_MAX, U64_MAX
-from sandq.model.retries import is_backoff, is_max_attempts
+from sandq.model.retries import is_backoff, is_cost, is_max_attempts
 
 LEASE_MESSAGES: Final = FIXED.grant_messages
 WAITING_MESSAGES: Final = 1 << 24
@@ -144,6 +144,7 @@ COLUMNS: Final[Mapping[int, Check]] = {
     Column.KEY_DIGEST: lambda value: is_bytes(value) and len(value) == 16,
     Column.MAX_ATTEMPTS: is_max_attempts,
     Column.BACKOFF: is_backoff,
+    Column.COST: is_cost,
 }
 """Checks of the columns of a message, in addition to their types."""
 

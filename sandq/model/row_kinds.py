@@ -15,6 +15,7 @@ from sandq.model.limits import FIXED
 from sandq.model.names import of_schedule
 from sandq.model.offsets import OFFSET_BYTES, PARTITION_MAX, U48_MAX
 from sandq.model.pauses import STORED_KEY_BYTES
+from sandq.model.retries import MOST_COST
 from sandq.model.row_fields import (
     CHANGE,
     COUNT,
@@ -322,7 +323,7 @@ def _is_letter(value: Any) -> bool:
 _READY: Final = array(integer(1, 1 << 20), integer(1, I63_MAX), COUNT)
 _READY_EXTRA: Final = array(
     *(integer(1, 1 << 20), integer(1, I63_MAX), COUNT, OFFSET, optional(integer(1, U48_MAX)), optional(is_bytes)),
-    *(optional(bytes_of(16)), RETRY),
+    *(optional(bytes_of(16)), RETRY, optional(integer(1, MOST_COST))),
     least=6,
 )
 NOTHING: Final = object()
@@ -367,7 +368,7 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     b"q": _Kind(lambda key, partition: len(key) == 8, _is_producer),
     b"r": _Kind(_length(16), list_of(_ANSWERED, FIXED.answer_ids)),
     b"B": _Kind(_length(6), array(U64, COUNT, COUNT, text(), text())),
-    b"L": _Kind(_named(is_name), array(*[COUNT] * 7)),
+    b"L": _Kind(_named(is_name), array(*[COUNT] * 8)),
     b"t": _Kind(is_offset_of, array(one_of("cancelled", "moved"), TIME, optional(TIME))),
     b"u": _Kind(lambda key, partition: 1 <= len(key) <= FIXED.unique_key_bytes, _is_name_row),
     b"V": _Kind(is_offset_of, array(are_whole_fields)),

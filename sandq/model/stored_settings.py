@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sandq.model.dead_letter_settings import ON_EXPIRY
 from sandq.model.errors import InvalidName, InvalidRequest, InvalidSetting
-from sandq.model.group_limits import GROUP_LIMITS, MOST
+from sandq.model.group_limits import GROUP_LIMITS, MOST, is_unit
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY
 from sandq.model.limits import FIXED
 from sandq.model.names import AUTO_CREATED, COMPACTED, check_name
@@ -179,11 +179,11 @@ def _check_group_limits(limits: Any, kind: str) -> None:
             check_name("group", group)
         except (InvalidName, InvalidRequest) as error:
             raise _refused(path, error.message) from None
-        if type(row) is not list or len(row) != 5:
+        if type(row) is not list or len(row) != 6:
             raise _refused(
-                path, f"[epoch, partitions, max_in_flight, interval_us, burst] is expected, not {_shown(row)}"
+                path, f"[epoch, partitions, max_in_flight, interval_us, burst, unit] is expected, not {_shown(row)}"
             )
-        epoch, partitions, in_flight, interval_us, burst = row
+        epoch, partitions, in_flight, interval_us, burst, unit = row
         _check_int(path, epoch, 1, next_epoch - 1)
         _check_int(path, partitions, 1, PARTITIONS_MAX)
         if in_flight is not None:
@@ -193,6 +193,8 @@ def _check_group_limits(limits: Any, kind: str) -> None:
         if interval_us is not None:
             _check_int(path, interval_us, *_INTERVAL_US)
             _check_int(path, burst, 1, MOST)
+        if unit is not None and (interval_us is None or not is_unit(unit)):
+            raise _refused(path, f"a unit goes with a rate, and {_shown(unit)} is not a valid name, or has no rate")
         if in_flight is None and interval_us is None:
             raise _refused(path, "a group with limits has at least one")
 

@@ -89,11 +89,15 @@ class Limited(NamedTuple):
     free_ms: int | None
     """Time at which the rate allows the next message, in ms; 0: now. None if the home partition must allow units
     first."""
+    needed: int = 1
+    """Number of units of the rate that the next message needs."""
 
-    def holds_up(self, now_ms: int) -> tuple[bool, bool]:
-        """Return (whether the messages in flight hold up a due message, whether the rate does)."""
+    def holds_up(self, now_ms: int) -> tuple[bool, int]:
+        """Return (whether the messages in flight hold up a due message, number of units for which it waits). The number
+        is 0 if the rate does not hold up the message."""
         is_due = self.next_ms is not None and self.next_ms <= now_ms
-        return is_due and not self.has_capacity, is_due and (self.free_ms is None or self.free_ms > now_ms)
+        waits_for_rate = is_due and (self.free_ms is None or self.free_ms > now_ms)
+        return is_due and not self.has_capacity, self.needed if waits_for_rate else 0
 
 
 class _Snapshot(NamedTuple):
@@ -260,7 +264,8 @@ class StatusTable:
         taken_ms = _head_ms(group, view)
         next_ms, limit = _next_ms(group, taken_ms), None
         if group.allowance is not None:
-            limit = Limited(next_ms, group.has_capacity, group.allowance.free_ms(now_ms * 1000))
+            free_ms = group.allowance.free_ms(now_ms * 1000)
+            limit = Limited(next_ms, group.has_capacity, free_ms, group.allowance.needed)
             if not limit.has_capacity or limit.free_ms is None:
                 next_ms = None
         passed, from_s, least, head_ms = self._in_log(group, view)

@@ -17,14 +17,20 @@ from sandq.model.headers import headers_check
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import KeyPartitions, partition_for
-from sandq.model.retries import MOST_ATTEMPTS, UNLIMITED, is_backoff, is_max_attempts
+from sandq.model.retries import (
+    MOST_ATTEMPTS,
+    MOST_COST,
+    RULE_COLUMNS,
+    UNLIMITED,
+    is_backoff,
+    is_cost,
+    is_max_attempts,
+)
 from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES, TopicLimits
 
-_RULES = (Column.MAX_ATTEMPTS, Column.BACKOFF)
-"""Columns of the retry rules of messages."""
 TAKEN = frozenset(
-    {Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY, *_RULES}
+    {Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY, *RULE_COLUMNS}
 )
 """Columns that a timer topic accepts. Other columns are rejected, because the topic would ignore them."""
 TAKEN_BY_RANK = {None: TAKEN, PRIORITY: TAKEN | {Column.PRIORITY}, FAIR: TAKEN | {Column.PRIORITY, Column.TENANT}}
@@ -35,7 +41,7 @@ _NO_WRITE = (Column.DELIVER_MS, Column.PRIORITY, Column.TENANT, Column.UNIQUE_KE
 """Columns that a write to a key must not have."""
 _RANKS = ((Column.PRIORITY, "priority or fair"), (Column.TENANT, "fair"))
 """Columns that rank a message, and the kinds of topics that accept them."""
-_EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY, *_RULES})
+_EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY, *RULE_COLUMNS})
 """Columns that the log keeps per message."""
 
 
@@ -167,7 +173,9 @@ def _check_columns(batch: Batch, target: BatchTarget) -> None:
     for column, kinds in _RANKS:
         if column in ignored:
             raise InvalidRequest(f"{column.name.lower()}: this is a {kind} topic; only {kinds} topics accept it")
-    for column in _RULES:
+    for column in RULE_COLUMNS:
+        if column in ignored and column == Column.COST:
+            raise InvalidRequest("cost: this is a compacted topic, whose groups have no limits")
         if column in ignored:
             raise InvalidRequest(
                 f"{column.name.lower()}: this is a compacted topic, whose messages have no retry rules of their own; "
@@ -340,11 +348,11 @@ def _check_ttls(batch: Batch) -> None:
             raise InvalidTime(f"message {position} of the batch: a ttl of {ttl_ms} ms; at least 1 ms is wanted")
 
 
-_IS_RULE: Final = {Column.MAX_ATTEMPTS: is_max_attempts, Column.BACKOFF: is_backoff}
+_IS_RULE: Final = {Column.MAX_ATTEMPTS: is_max_attempts, Column.BACKOFF: is_backoff, Column.COST: is_cost}
 
 
 def _check_rules(batch: Batch) -> None:
-    """Check the retry rules of messages. Many messages have equal rules, so each distinct cell is checked once."""
+    """Check the rules of messages. Many messages have equal rules, so each distinct cell is checked once."""
     for column, is_valid in _IS_RULE.items():
         if column not in batch.columns:
             continue
@@ -359,6 +367,7 @@ _EXPECTED: Final = {
     Column.MAX_ATTEMPTS: f"1 to {MOST_ATTEMPTS} is expected, or {UNLIMITED} for none",
     Column.BACKOFF: "[kind, first_ms, factor_permille, cap_ms, jitter_percent] is expected, within the ranges of the "
     "topic's setting",
+    Column.COST: f"a whole number from 1 to {MOST_COST} is expected",
 }
 
 

@@ -320,12 +320,14 @@ class TimerPartition(PartitionState):
             outcome = clock_reset.UNDER_WAY
         elif old_ms - new_ms >= clock_reset.LEAST_AHEAD_MS:
             outcome = clock_reset.BEGUN
+            was_ms = step.now_ms
             step.now_ms = step.stamp_ms = new_ms
             # Messages stored from now on are above the cursors, which the reset moves to the end of the new time.
             step.floor_ms = new_ms + 1
             self.clock_epoch += 1
             self.resets.begin(step, old_ms)
             self.schedules.set_back()
+            self.limits.set_back(step, was_ms)
         return {"outcome": outcome, "floor_ms": old_ms, "now_ms": step.now_ms, "clock_epoch": self.clock_epoch}
 
     def _while_reset(self, step: Step, stamp_ms: int, command: c.Command) -> Result:

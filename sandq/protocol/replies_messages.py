@@ -40,7 +40,7 @@ import msgpack
 
 from sandq.model.errors import ProtocolError
 from sandq.model.piece import Piece
-from sandq.model.retries import is_backoff, is_max_attempts
+from sandq.model.retries import is_backoff, is_cost, is_max_attempts
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX, Field, Shape, check_offset, kind_name
 from sandq.protocol.frames import JOINED_BYTES, Frame, frame_of, pack_large_bin
 from sandq.protocol.replies import PIECE, check_piece
@@ -166,6 +166,7 @@ class MessageRecord(NamedTuple):
     tenant: str | None = None
     max_attempts: int | None = None
     backoff: bytes | None = None
+    cost: int | None = None
 
     @classmethod
     def from_map(cls, row: object) -> MessageRecord:
@@ -227,6 +228,7 @@ class DeadRecord(NamedTuple):
     not_forwarded: str | None = None
     max_attempts: int | None = None
     backoff: bytes | None = None
+    cost: int | None = None
 
     @classmethod
     def from_map(cls, row: object) -> DeadRecord:
@@ -256,7 +258,7 @@ def _check_lives(what: str, lives: object) -> None:
 
 _SELDOM: Final[Mapping[str, Any]] = {
     **{"priority": 0, "tenant": None, "lives": (), "not_forwarded": None},
-    **{"max_attempts": None, "backoff": None},
+    **{"max_attempts": None, "backoff": None, "cost": None},
 }
 """Optional keys of a map, with their defaults. A map omits a key that has its default."""
 
@@ -271,7 +273,7 @@ _MESSAGE: Final[Spec] = {
     **{"created_ms": (int,), "deliver_ms": (int,), "due_ms": (int,)},
     **{"value": _BYTES, "key": _BYTES, "headers": _BYTES, "ttl_ms": _INT, "unique_key": _BYTES},
     **{"moves": (int,), "moved_ms": _INT, "size": (int,)},
-    **{"priority": (int,), "tenant": (str, _NIL), "max_attempts": _INT, "backoff": _BYTES},
+    **{"priority": (int,), "tenant": (str, _NIL), "max_attempts": _INT, "backoff": _BYTES, "cost": _INT},
 }
 _JOB: Final[Spec] = {
     **{"job_id": (bytes,), "kind": (str,), "state": (str,)},
@@ -284,7 +286,7 @@ _DEAD: Final[Spec] = {
     **{"key": _BYTES, "headers": _BYTES, "value": _BYTES, "unique_key": _BYTES},
     **{"size": (int,), "history": (list,)},
     **{"priority": (int,), "tenant": (str, _NIL), "lives": (list, tuple), "not_forwarded": (str, _NIL)},
-    **{"max_attempts": _INT, "backoff": _BYTES},
+    **{"max_attempts": _INT, "backoff": _BYTES, "cost": _INT},
 }
 
 
@@ -303,6 +305,7 @@ def _read(what: str, row: object, spec: Spec) -> list[Any]:
             or (kind is int and value < 0 and name not in _SELDOM)
             or (kind is bytes and name in _OFFSETS and len(value) != OFFSET_BYTES)
             or (name == "max_attempts" and value is not None and not is_max_attempts(value))
+            or (name == "cost" and value is not None and not is_cost(value))
             or (name == "backoff" and value is not None and not is_backoff(value))
         ):
             raise ProtocolError(f"a {what} whose {name} is a wrong {kind_name(value)}: {str(value)[:60]}")

@@ -18,7 +18,7 @@ from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.nack_ends import DEAD, ENDS, RETRY, SNOOZE
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
 from sandq.model.pauses import PARTS
-from sandq.model.retries import UNLIMITED, is_backoff, is_max_attempts
+from sandq.model.retries import UNLIMITED, is_backoff, is_cost, is_max_attempts
 from sandq.model.topic_patterns import problem_of
 from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
@@ -280,7 +280,7 @@ class Ack(Request, type=Type.ACK):
 
 
 _THEN_BYTES: Final = ("value", "key", "headers", "backoff")
-_THEN_INTS: Final = ("ttl_ms", "priority", "max_attempts")
+_THEN_INTS: Final = ("ttl_ms", "priority", "max_attempts", "cost")
 
 
 def _check_then(row: Any) -> str | None:
@@ -304,6 +304,8 @@ def _check_then(row: Any) -> str | None:
         return "priority is out of range"
     if not is_max_attempts(message.get("max_attempts", UNLIMITED)):
         return "max_attempts is out of range"
+    if not is_cost(message.get("cost", 1)):
+        return "cost is out of range"
     if "backoff" in message and not is_backoff(message["backoff"]):
         return "backoff is not valid"
     return None
@@ -312,7 +314,7 @@ def _check_then(row: Any) -> str | None:
 class AckThen(Request, type=Type.ACK_THEN):
     """Ack messages of one lease, like ACK, and send other messages in the same atomic step. Messages: `[topic | nil
     (that of the lease), time | nil (at once), whether it is a delay, {value, key, headers bin, ttl_ms, priority int,
-    tenant str, max_attempts int, backoff bin}]`; each field of the map may be missing."""
+    tenant str, max_attempts int, backoff bin, cost int}]`; each field of the map may be missing."""
 
     group_number: int
     partition: Partition

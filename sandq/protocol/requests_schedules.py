@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.names import check_tenant, of_schedule
-from sandq.model.retries import is_backoff, is_max_attempts
+from sandq.model.retries import is_backoff, is_cost, is_max_attempts
 from sandq.protocol.fields import U48_MAX
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import U48, Bounds, Partition, Request, characters, choice, each, length
@@ -169,6 +169,7 @@ class ScheduleRecord(NamedTuple):
     history: Sequence[Sequence[Any]]
     max_attempts: int | None = None
     backoff: bytes | None = None
+    cost: int | None = None
 
     @classmethod
     def of(cls, row: object) -> Self:
@@ -181,8 +182,8 @@ class ScheduleRecord(NamedTuple):
         return record._replace(**rules)
 
 
-_RULES: Final = {"max_attempts": is_max_attempts, "backoff": is_backoff}
-"""Keys of a schedule that are missing unless its messages have their own retry rules, with their checks."""
+_RULES: Final = {"max_attempts": is_max_attempts, "backoff": is_backoff, "cost": is_cost}
+"""Keys of a schedule that are missing unless its messages have their own rules, with their checks."""
 _RESULT: Final[Mapping[str, tuple[type, ...]]] = {
     **{"outcome": (str,), "version": (int,), "next_ms": (int, _NIL), "fire_ms": (int, _NIL), "id": (bytes, _NIL)}
 }

@@ -45,6 +45,7 @@ _OF_BATCH: Final = {
     "ttl_ms": Column.TTL_MS,
     "max_attempts": Column.MAX_ATTEMPTS,
     "backoff": Column.BACKOFF,
+    "cost": Column.COST,
 }
 COLUMNS: Final = frozenset(
     {*_OF_BATCH, "topic", "partition", "id", "offset", "deliver_at", "created_at", "key", "text", "size"}
@@ -146,6 +147,9 @@ class _Maker:
 
     def _backoff(self) -> Any:
         return backoff_array(self._cells(Column.BACKOFF))
+
+    def _cost(self) -> Any:
+        return pc.fill_null(self._cells(Column.COST), 1).cast(pa.int32())
 
     def _headers(self) -> Any:
         return headers_array(self._cells(Column.HEADERS))
@@ -259,7 +263,7 @@ def headers_array(cells: Any) -> Any:
 def backoff_array(cells: Any) -> Any:
     """Convert columns BACKOFF to JSON, with the keys of the setting of topics."""
     encoded = cells.dictionary_encode()  # many messages have equal back-offs: convert them once
-    shown = [json.dumps(written_rules(None, cell)["backoff"]) for cell in encoded.dictionary.to_pylist()]
+    shown = [json.dumps(written_rules(None, cell, None)["backoff"]) for cell in encoded.dictionary.to_pylist()]
     return pa.array(shown, pa.string()).take(encoded.indices)
 
 

@@ -112,6 +112,7 @@ _TENANT = Column("tenant", Kind.NAME, "the tenant to whose share of a fair topic
 _TTL_MS = Column("ttl_ms", Kind.BIGINT, "its time to live, counted from deliver_at")
 _MAX_ATTEMPTS = Column("max_attempts", Kind.INT, "its own number of attempts, 0 for no limit; NULL if it has none")
 _BACKOFF = Column("backoff", Kind.JSON, "its own back-off; NULL if it has none", _as_json("backoff"), ("backoff",))
+_COST = Column("cost", Kind.INT, "what a delivery costs, for groups whose rate has a unit")
 _SIZE = Column("size", Kind.BIGINT, "bytes of the value")
 _STATE = Column("state", Kind.WORD, "delayed, ready, leased, waiting, acked or dead, over all groups")
 _GROUP = Column("group", Kind.NAME, "the consumer group")
@@ -140,6 +141,7 @@ MESSAGES = Table(
         _TTL_MS,
         _MAX_ATTEMPTS,
         _BACKOFF,
+        _COST,
         _SIZE,
         Column("due_at", Kind.TIME, "its first delivery time"),
         Column("moves", Kind.INT, "number of moves"),

@@ -177,6 +177,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
         backoff: Backoff | None = None,
+        cost: int | None = None,
     ) -> Receipt:
         """Add a message to the next batch; waits only while the buffer is full.
 
@@ -187,7 +188,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, max_wait,
-            priority, tenant, max_attempts, backoff,
+            priority, tenant, max_attempts, backoff, cost,
         )  # fmt: skip
         inner.check_open()
         receipt = Receipt(portal)

@@ -3,7 +3,8 @@
 Reports may be lost, late or repeated. Leaders of the home partition forget their state, and leaders use older settings
 of the topic. Meanwhile, partitions are loaded from their rows, and limits change, end and begin. The number of leased
 messages never exceeds the limit, unless more messages were leased when the limit was set. No time window has more
-leases than rate and burst allow. In the end all messages are delivered."""
+leases than rate and burst allow. If the rate has a unit, this holds for the costs of the leased messages. In the end
+all messages are delivered."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.base.view import View
 from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.reader.pieces import MessageReader
 from sandq.partition.records.leases import Lease
 from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
@@ -88,8 +90,12 @@ class World:
         """Frames in flight: target partition, kind, content."""
         self.held: list[tuple[Partition, Lease]] = []
         self.left = self.made = 0
-        self.went: list[tuple[int, int, int]] = []
-        """Leases: true time, epoch and number of messages."""
+        self.went: list[tuple[int, int, int, int]] = []
+        """Leases: true time, epoch, number of messages and their total cost."""
+        self.costs: list[int] = [1]
+        """Costs from which messages draw theirs."""
+        self.cost_of: list[int] = []
+        """Cost of each message."""
         self.without: set[int] = set()
         """Epochs from which the settings have no limits."""
         self.known: dict[int, GroupLimit] = {}
@@ -120,7 +126,13 @@ class World:
     def produce(self) -> None:
         count = self.draw.randint(1, 4)
         values = [b"%d" % (self.made + number) for number in range(count)]
-        self.draw.choice(self.parts).apply(self.at, c.Append(encode({Column.VALUE: values})))
+        columns: dict[int, Any] = {Column.VALUE: values}
+        costs = [self.draw.choice(self.costs) for _ in values]
+        if max(costs) > 1:
+            columns[Column.COST] = [None if cost == 1 else cost for cost in costs]
+        self.cost_of += costs
+        append = c.Append(encode(columns), split=Column.COST in columns)
+        self.draw.choice(self.parts).apply(self.at, append)
         self.made += count
         self.left += count
 
@@ -131,8 +143,14 @@ class World:
         for lease in part.apply(self.at, command)[0]:
             self.held.append((part, lease))
             if before is not None:
-                self.went.append((self.at, before.epoch, lease.total))
+                self.went.append((self.at, before.epoch, lease.total, self._cost(part, lease)))
         self.check_in_flight()
+
+    def _cost(self, part: Partition, lease: Lease) -> int:
+        """Return the total cost of the messages of a lease."""
+        values = [message.fields[Column.VALUE] for message in MessageReader().messages(part.view, lease.ranges)]
+        assert len(values) == lease.total
+        return sum(self.cost_of[int(value)] for value in values)
 
     def settle(self) -> None:
         part, lease = self.held.pop(self.draw.randrange(len(self.held)))
@@ -217,18 +235,21 @@ class World:
 
     def check_rate(self) -> None:
         """Check that no time window of an epoch has more than burst and rate allow."""
-        by_epoch: dict[int, list[tuple[int, int]]] = {}
-        for stamp, epoch, count in sorted(self.went):
-            by_epoch.setdefault(epoch, []).append((stamp, count))
+        by_epoch: dict[int, list[tuple[int, int, int]]] = {}
+        for stamp, epoch, count, cost in sorted(self.went):
+            by_epoch.setdefault(epoch, []).append((stamp, count, cost))
         for epoch, went in by_epoch.items():
             limit = self.known[epoch]
             if limit.interval_us is None or limit.burst is None:
                 continue
             ahead_us, last_ms = 0, 0
-            for stamp, count in went:
-                ahead_us = max(ahead_us - (stamp - last_ms) * 1000, 0) + count * limit.interval_us
+            # A message whose cost is above the burst is leased alone, when the whole burst is free.
+            most_us = max(limit.burst, max(self.cost_of) if limit.unit else 0) * limit.interval_us
+            for stamp, count, cost in went:
+                units = count if limit.unit is None else cost
+                ahead_us = max(ahead_us - (stamp - last_ms) * 1000, 0) + units * limit.interval_us
                 last_ms = stamp
-                assert ahead_us <= limit.burst * limit.interval_us, f"{count} at {stamp} are too many"
+                assert ahead_us <= most_us, f"{units} at {stamp} are too many"
 
 
 LIMITS = st.fixed_dictionaries(
@@ -237,18 +258,24 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-@hypothesis_settings(max_examples=examples(90), deadline=None)
+@hypothesis_settings(max_examples=examples(120), deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     partitions=st.integers(1, 5),
     limits=st.lists(LIMITS, min_size=1, max_size=4),
     burst=st.sampled_from([None, 1, 3, 20]),
+    costs=st.sampled_from([None, (1, 2, 3), (1, 7), (3, 20, 50)]),
 )
 def test_limits_hold_and_everything_is_delivered(
-    seed: int, partitions: int, limits: list[dict[str, Any]], burst: int | None
+    seed: int, partitions: int, limits: list[dict[str, Any]], burst: int | None, costs: tuple[int, ...] | None
 ) -> None:
+    if costs is not None:
+        limits = [
+            given | ({"rate": 20 * given["rate"], "unit": "tokens"} if "rate" in given else {}) for given in limits
+        ]
     limits = [given | ({"burst": burst} if "rate" in given else {}) for given in limits]
     world = World(random.Random(seed), partitions, limits[0])
+    world.costs = list(costs or (1, 5))
     walk(world, limits[1:])
     finish(world)
     world.check_rate()

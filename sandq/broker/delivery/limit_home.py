@@ -48,17 +48,18 @@ class Report(NamedTuple):
     returned_us: int
     used: int
     wants_in_flight: int
-    wants_rate: bool
+    wants_units: int
+    """Number of units of the rate that the next due message needs. 0 if it does not wait for the rate."""
 
     @property
     def is_starved(self) -> bool:
         """True if messages of the partition wait for the limits."""
-        return self.wants_in_flight > 0 or self.wants_rate
+        return self.wants_in_flight > 0 or self.wants_units > 0
 
     @classmethod
     def parse(cls, row: Any) -> Report | None:
         """Parse a report from another node. Return None if the report is malformed."""
-        if not isinstance(row, tuple) or [type(part) for part in row] != [str, *[int] * 7, bool]:
+        if not isinstance(row, tuple) or [type(part) for part in row] != [str, *[int] * 8]:
             return None
         return cls(*row)
 
@@ -70,12 +71,12 @@ def report_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Repor
     allowance = None if status.limits is None else status.limits.allowances.get(group)
     if allowance is None:
         return None
-    leased, wants_in_flight, wants_rate = 0, 0, False
+    leased, wants_in_flight, wants_units = 0, 0, 0
     found = status.groups.get(group)
     if found is not None:
         leased = found.leased
         if is_hungry and found.limit is not None:
-            waits_for_acks, wants_rate = found.limit.holds_up(now_ms)
+            waits_for_acks, wants_units = found.limit.holds_up(now_ms)
             wants_in_flight = max(found.ready, 1) if waits_for_acks else 0
     return Report(
         group,
@@ -86,7 +87,7 @@ def report_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Repor
         allowance.returned_us,
         allowance.used,
         wants_in_flight,
-        wants_rate,
+        wants_units,
     )
 
 
@@ -152,7 +153,7 @@ class LimitHome:
         as leased."""
         uses = {
             HOME: PartitionUse(
-                own.leased, ledger.own_in_flight, ledger.own_units, own.used, own.wants_in_flight, own.wants_rate
+                own.leased, ledger.own_in_flight, ledger.own_units, own.used, own.wants_in_flight, own.wants_units
             )
         }
         for partition in sorted(shares.keys() | self._reports.keys()):
@@ -169,7 +170,7 @@ class LimitHome:
                 share.units,
                 report.used,
                 report.wants_in_flight if is_fresh else 0,
-                report.wants_rate and is_fresh,
+                report.wants_units if is_fresh else 0,
             )
         return uses
 

@@ -31,6 +31,7 @@ _COLUMNS: Final = {
     "tenant": Column.TENANT.value,
     "max_attempts": Column.MAX_ATTEMPTS.value,
     "backoff": Column.BACKOFF.value,
+    "cost": Column.COST.value,
 }
 
 

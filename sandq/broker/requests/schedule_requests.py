@@ -25,7 +25,7 @@ from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, of_schedule
 from sandq.model.partitioning import partition_for
-from sandq.model.retries import RetryRules, rules_of
+from sandq.model.retries import MessageRules
 from sandq.model.topic_limits import TopicLimits
 from sandq.partition import commands as c
 from sandq.partition.base.rows import Fields
@@ -498,7 +498,7 @@ def _result(
 def _shown(schedule: Schedule) -> _Row:
     """Return a schedule as a row of an answer."""
     fields, tenant = schedule.fields, schedule.fields.get(Column.TENANT)
-    rules = rules_of(fields) or RetryRules()
+    rules = MessageRules.of(fields)
     return {
         "name": schedule.name,
         "version": schedule.version,

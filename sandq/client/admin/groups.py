@@ -177,6 +177,7 @@ class GroupAdmin:
         max_in_flight: int | None = None,
         rate: str | float | None = None,
         burst: int | None = None,
+        unit: str | None = None,
         timeout: Duration | None = None,
     ) -> None:
         """Replace the limits of a group. They apply over all partitions of a topic. Without arguments, the limits are
@@ -185,8 +186,12 @@ class GroupAdmin:
         `max_in_flight`: maximum number of leased messages. `rate`: maximum deliveries, as a number per second or as
         text such as "5/s" or "100/m". `burst`: maximum number of deliveries at once after a pause (default: a tenth of
         a second's deliveries, at least 1). The group need not exist yet. Messages in flight stay with their consumers.
+
+        `unit`: a name such as "tokens". The rate and the burst then count the `cost` of each message instead of
+        deliveries, and the default burst is that of one second. A message whose cost is above the burst waits for the
+        whole burst, and the next message waits until the rate has paid for it.
         """
-        limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst}
+        limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst, "unit": unit}
         given = {name: value for name, value in limits.items() if value is not None}
         parse_limit(given)  # also checked here: an invalid limit may not fit into a frame
         await call(self._cluster, GroupLimit(check_name("topic", topic), check_name("group", group), given))

@@ -38,6 +38,7 @@ class Outgoing:
     tenant: str | None = field(default=None, kw_only=True)
     max_attempts: MaxAttempts | None = field(default=None, kw_only=True)
     backoff: Backoff | None = field(default=None, kw_only=True)
+    cost: int | None = field(default=None, kw_only=True)
 
     def row(self, checks: MessageValidation) -> list[Any]:
         """Check the message, and return it in the form of ACK_THEN. Raises InvalidRequest, InvalidTime, TooLarge."""
@@ -55,6 +56,7 @@ class Outgoing:
             tenant=self.tenant,
             max_attempts=self.max_attempts,
             backoff=self.backoff,
+            cost=self.cost,
         )
         priority, tenant = rank or (None, None)
         named: dict[str, Any] = {"value": value, "key": key, "headers": headers, "ttl_ms": ttl_ms}

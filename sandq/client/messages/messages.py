@@ -391,7 +391,7 @@ class Messages:
         cell = found["headers"]
         shown |= {"headers": headers_or_none(cell) or {}, "headers_bytes": cell}
         shown |= {"topic": self.topic, "partition": partition}
-        shown |= written_rules(found.get("max_attempts"), found.get("backoff"))
+        shown |= written_rules(found.get("max_attempts"), found.get("backoff"), found.get("cost"))
         return found | shown
 
     async def _partition(self, target: Target, tenant: str | None) -> int:

@@ -24,8 +24,8 @@ class StoredMessage:
     """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
 
     `deliver_at_ms` is the current delivery time, `due_ms` the original one. `value` is None if values were not
-    requested, or if the message is a deletion. `tenant` is None if no tenant is set. `max_attempts` and `backoff` are
-    None unless the message has its own.
+    requested, or if the message is a deletion. `tenant` is None if no tenant is set. `max_attempts`, `backoff` and
+    `cost` are None unless the message has its own.
     """
 
     id: str
@@ -48,6 +48,7 @@ class StoredMessage:
     tenant: str | None = None
     max_attempts: MaxAttempts | None = None
     backoff: Backoff | None = None
+    cost: int | None = None
 
     @classmethod
     def of(cls, topic: str, record: MessageRecord) -> StoredMessage:
@@ -71,7 +72,7 @@ class StoredMessage:
             _headers=record.headers,
             priority=record.priority,
             tenant=record.tenant,
-            **written_rules(record.max_attempts, record.backoff),
+            **written_rules(record.max_attempts, record.backoff, record.cost),
         )
 
     @property
@@ -170,6 +171,7 @@ class DeadLetter:
     not_forwarded: str | None = None
     max_attempts: MaxAttempts | None = None
     backoff: Backoff | None = None
+    cost: int | None = None
 
     @classmethod
     def of(cls, topic: str, group: str, record: DeadRecord) -> DeadLetter:
@@ -196,7 +198,7 @@ class DeadLetter:
             tenant=record.tenant,
             lives=lives_of(record.lives, record.history),
             not_forwarded=record.not_forwarded,
-            **written_rules(record.max_attempts, record.backoff),
+            **written_rules(record.max_attempts, record.backoff, record.cost),
         )
 
     @property

@@ -23,7 +23,7 @@ from sandq.client.producer.validation import Rank, Traits, replaces
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.on_behalf import OURSELVES, asker
 from sandq.model.errors import SandqError
-from sandq.model.retries import RetryRules
+from sandq.model.retries import MessageRules
 
 _PRODUCER_ID_BITS = 63
 
@@ -75,7 +75,7 @@ class BatchAccumulator:
         ttl_ms: int | None,
         unique_key: bytes | None,
         rank: Rank | None = None,
-        rules: RetryRules | None = None,
+        rules: MessageRules | None = None,
         expected: bytes | None = None,
     ) -> tuple[Batch, int, bool]:
         """Add a message to its batch. Return (batch, position in the batch, whether any batch was sealed).

@@ -7,7 +7,7 @@ messages of a batch have the same traits (`validation.Traits`). So these message
 - messages with different values of `on_conflict` or `max_wait`;
 - writes to keys with and without an expected version;
 - messages with and without a rank;
-- messages with and without retry rules of their own.
+- messages with and without rules of their own: attempts, back-off, cost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sandq.client.producer.validation import (
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Column, encode
 from sandq.model.errors import DuplicateKey, SandqError, VersionChanged
-from sandq.model.retries import RetryRules
+from sandq.model.retries import RULE_COLUMNS, MessageRules
 from sandq.protocol.replies import IGNORED, STORED
 from sandq.protocol.requests import REJECT
 
@@ -73,7 +73,7 @@ class Batch(NumberedBatch):
         self.unique_keys: list[bytes | None] = []
         self.expected: list[bytes | None] = []
         self.ranks: list[Rank] = []
-        self.rules: list[RetryRules] = []
+        self.rules: list[MessageRules] = []
         self.size_bytes = 0
         self.has_grown = False  # whether it was still open after its linger time
         self.raised = 0  # number of receipts that have raised their error
@@ -84,7 +84,7 @@ class Batch(NumberedBatch):
         ttl_ms: int | None,
         unique_key: bytes | None,
         rank: Rank | None,
-        rules: RetryRules | None,
+        rules: MessageRules | None,
         expected: bytes | None,
     ) -> None:
         """Add the other fields of the last message (not value, key and headers), as far as the traits include them."""
@@ -121,7 +121,7 @@ class Batch(NumberedBatch):
             if self.traits & RANK_BIT:
                 columns[Column.PRIORITY], columns[Column.TENANT] = zip(*self.ranks, strict=True)
             if self.traits & RULES_BIT:
-                columns[Column.MAX_ATTEMPTS], columns[Column.BACKOFF] = zip(*self.rules, strict=True)
+                columns |= dict(zip(RULE_COLUMNS, zip(*self.rules, strict=True), strict=True))
             self.data = encode(columns, relative=self.traits & TIME_BITS == DELAY)
             self.keys = self.headers = []
         return self.data

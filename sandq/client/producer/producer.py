@@ -28,6 +28,7 @@ from sandq.client.producer.validation import (
     delay_of,
     max_wait_traits,
     rank_of,
+    rules_of,
 )
 from sandq.client.signals import Signal
 from sandq.client.tracing import creating
@@ -35,7 +36,7 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
 from sandq.model.json_values import MISSING
-from sandq.model.retries import Backoff, MaxAttempts, RetryRules, parse_rules
+from sandq.model.retries import Backoff, MaxAttempts, MessageRules
 from sandq.model.times import Duration, Instant
 
 log = logging.getLogger("sandq.client")
@@ -61,7 +62,7 @@ class Producer:
 
     Messages of one partition are stored in the order of their `send`, except that different kinds travel in separate
     batches: without a time, with an instant, with a delay, with a ttl, with a unique key (for each `on_conflict` and
-    `max_wait`), with a priority or a tenant, and with retry rules. In a compacted topic a message is a write to its
+    `max_wait`), with a priority or a tenant, and with rules or a cost. In a compacted topic a message is a write to its
     key; a value of None deletes the key.
     """
 
@@ -151,6 +152,7 @@ class Producer:
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
         backoff: Backoff | None = None,
+        cost: int | None = None,
     ) -> Receipt:
         """Add a message to the next batch; waits only while the buffer is full.
 
@@ -164,7 +166,7 @@ class Producer:
             await self.wait_for_capacity()
         message = self.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, max_wait,
-            priority, tenant, max_attempts, backoff,
+            priority, tenant, max_attempts, backoff, cost,
         )  # fmt: skip
         if message[RANK_AT] is not None:
             await self._refresh_kind(message[RANK_AT])
@@ -217,7 +219,7 @@ class Producer:
         traits, time = checks.time(options.get("deliver_at"), delay)
         key_bytes, packed = checks.key(key), checks.headers(options.get("headers"))
         # Values of messages that are not mappings.
-        extras: tuple[int | None, bytes | None, Rank | None, RetryRules | None] | None = None
+        extras: tuple[int | None, bytes | None, Rank | None, MessageRules | None] | None = None
         receipts = Receipts()
         index = 0
         try:
@@ -242,10 +244,8 @@ class Producer:
                         rank = rank_of(priority, tenant)
                         traits |= RANK_BIT
                         await self._refresh_kind(rank)
-                    max_attempts, backoff, rules = options.get("max_attempts"), options.get("backoff"), None
-                    if max_attempts is not None or backoff is not None:
-                        rules = parse_rules(max_attempts, backoff)
-                        traits |= RULES_BIT
+                    rules = rules_of(options.get("max_attempts"), options.get("backoff"), options.get("cost"))
+                    traits |= 0 if rules is None else RULES_BIT
                     extras = ttl_ms, unique, rank, rules
                 batch, position, sealed = self.add(data, key_bytes, packed, traits, time, partition, *extras)
                 receipts.add(batch, position)

@@ -62,6 +62,9 @@ class SendOptions(TypedDict, total=False):
     "first": "1h", "cap": "1h"}`. They override the settings of its topic and of the topic's groups. `max_attempts`
     "none": the message never dies of failed attempts. Keys that `backoff` leaves out have the defaults of the setting.
     Messages of compacted topics have no own values.
+
+    `cost`: what a delivery of the message costs, for groups whose rate has a unit, for example its tokens: 1 (the
+    default) to 1,000,000,000.
     """
 
     key: Value | None
@@ -78,6 +81,7 @@ class SendOptions(TypedDict, total=False):
     tenant: str | None
     max_attempts: MaxAttempts | None
     backoff: Backoff | None
+    cost: int | None
 
 
 def takes_send_options(method: F) -> F:

@@ -14,7 +14,7 @@ from sandq.model.json_values import MISSING, content_of
 from sandq.model.key_limits import NO_SETTINGS
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
-from sandq.model.retries import Backoff, MaxAttempts, RetryRules, parse_rules
+from sandq.model.retries import NO_RULES, Backoff, MaxAttempts, MessageRules, parse_rules
 from sandq.model.times import DAY_MS, TIME_MAX_MS, Duration, Instant, duration_ms, format_duration, instant_ms
 from sandq.model.topic_limits import MAX_DELAY_MS, MAX_MESSAGE_BYTES
 from sandq.protocol.requests import DEBOUNCE, IGNORE, MAX_WAIT_MS, REJECT, REPLACE, REPLACE_PENDING
@@ -27,8 +27,8 @@ Traits = int
 
 Bits 0 and 1: kind of time (see `NOW`). Bits 2 to 4: 0 without a unique key, otherwise 1 + the `on_conflict` action. One
 bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
-ahead that the broker may reject it (`FAR_BIT`), a unique key together with a different key (`PAIR_BIT`), retry rules of
-its own (`RULES_BIT`). The bits from `MAX_WAIT_SHIFT` on: the `max_wait` of a debounced message in ms, or 0.
+ahead that the broker may reject it (`FAR_BIT`), a unique key together with a different key (`PAIR_BIT`), rules of its
+own (`RULES_BIT`). The bits from `MAX_WAIT_SHIFT` on: the `max_wait` of a debounced message in ms, or 0.
 
 So the broker checks messages one by one only if their traits require it. If it rejects a batch, only messages with the
 same traits are affected.
@@ -47,10 +47,10 @@ Ready = tuple[
     int | None,
     bytes | None,
     Rank | None,
-    RetryRules | None,
+    MessageRules | None,
 ]
 """A checked message: value (None deletes the key), key, packed headers, traits, time, requested partition, ttl (ms),
-unique key, rank, retry rules.
+unique key, rank, rules.
 """
 RANK_AT: Final = 8
 """Position of the rank in `Ready`."""
@@ -168,6 +168,7 @@ class MessageValidation:
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
         backoff: Backoff | None = None,
+        cost: int | None = None,
     ) -> Ready:
         """Check a message, given with a value or with `json`. May be called from any thread.
 
@@ -190,9 +191,9 @@ class MessageValidation:
             traits |= more
         if max_wait is not None:
             traits |= max_wait_traits(max_wait, on_conflict, traits, at)
-        if max_attempts is not None or backoff is not None:
-            rules = parse_rules(max_attempts, backoff)
-            traits |= RULES_BIT
+        if max_attempts is not None or backoff is not None or cost is not None:
+            rules = rules_of(max_attempts, backoff, cost)
+            traits |= 0 if rules is None else RULES_BIT
         return data, key_bytes, packed, traits, at, partition, ttl_ms, unique, rank, rules
 
     def time(self, deliver_at: Instant | None, delay: Duration | None) -> tuple[Traits, int]:
@@ -293,6 +294,12 @@ def max_wait_traits(max_wait: Duration, on_conflict: str, traits: Traits, time: 
         delay = format_duration(time)
         raise InvalidRequest(f"max_wait: {format_duration(max_wait_ms)} is less than the delay of {delay}")
     return max_wait_ms << MAX_WAIT_SHIFT
+
+
+def rules_of(max_attempts: object, backoff: object, cost: object) -> MessageRules | None:
+    """Check the rules of a message. Return None if it has none: a cost of 1 is no rule."""
+    rules = parse_rules(max_attempts, backoff, cost)
+    return None if rules == NO_RULES else rules
 
 
 def rank_of(priority: int | None, tenant: str | None) -> Rank:

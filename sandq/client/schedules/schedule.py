@@ -70,6 +70,7 @@ class Schedule:
     _anchor_ms: int | None = field(repr=False, default=None)
     max_attempts: MaxAttempts | None = None
     backoff: Backoff | None = None
+    cost: int | None = None
     """Retry rules of its messages. None unless they have their own."""
 
     @classmethod
@@ -107,7 +108,7 @@ class Schedule:
             history=[Occurrence(row[0], row[1], row[2], _text(row[3])) for row in record.history],
             _headers=record.headers,
             _anchor_ms=settings.get("anchor_ms"),
-            **written_rules(record.max_attempts, record.backoff),
+            **written_rules(record.max_attempts, record.backoff, record.cost),
         )
 
     @property

@@ -27,7 +27,7 @@ from sandq.model.times import format_duration
 VALUES: Final = ("text", "value", "json")
 SETTINGS: Final = (
     *("cron", "every", "zone", "start", "end", "count", "jitter"),
-    *("misfire", "misfire_most", "overlap_group", "ttl", "priority", "max_attempts", "backoff"),
+    *("misfire", "misfire_most", "overlap_group", "ttl", "priority", "max_attempts", "backoff", "cost"),
 )
 """Fields whose JSON value `Schedules.create` accepts unchanged."""
 FROM_BROKERS: Final = frozenset(
@@ -60,6 +60,7 @@ def schedule_json(schedule: Schedule, *, value: bool = True, as_text: bool = Fal
         "ttl": _length(schedule.ttl_ms),
         "max_attempts": schedule.max_attempts,
         "backoff": schedule.backoff,
+        "cost": schedule.cost,
         "paused": schedule.paused,
     }
     return {

@@ -22,7 +22,7 @@ from sandq.model.json_values import MISSING, content_of, with_json_type
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant, schedule_id
 from sandq.model.offsets import to_text
 from sandq.model.partitioning import partition_for
-from sandq.model.retries import Backoff, MaxAttempts, parse_rules
+from sandq.model.retries import RULE_COLUMNS, Backoff, MaxAttempts, parse_rules
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.fields import U48_MAX
 from sandq.protocol.replies import TopicRecord
@@ -123,6 +123,7 @@ class Schedules:
         paused: bool | None = None,
         max_attempts: MaxAttempts | None = None,
         backoff: Backoff | None = None,
+        cost: int | None = None,
         timeout: Duration | None = None,
     ) -> Schedule:
         """Create a schedule that sends a message at each occurrence, and return it.
@@ -152,7 +153,7 @@ class Schedules:
         )
         value, headers = content_of(value, json, headers)
         message: dict[str, Any] = {"value": value, "key": key, "headers": headers, "ttl": ttl, "priority": priority}
-        message |= {"max_attempts": max_attempts, "backoff": backoff}
+        message |= {"max_attempts": max_attempts, "backoff": backoff, "cost": cost}
         await self._put([_Definition(name, NEW, settings, message, paused, tenant)])
         return await self.get(name, tenant=tenant)
 
@@ -213,6 +214,7 @@ class Schedules:
         priority: int | None = KEEP,
         max_attempts: MaxAttempts | None = KEEP,
         backoff: Backoff | None = KEEP,
+        cost: int | None = KEEP,
         timeout: Duration | None = None,
     ) -> Schedule:
         """Change the given settings of a schedule, and return it. None restores the default of `create`.
@@ -235,14 +237,14 @@ class Schedules:
         if json is not KEEP:
             value, _ = content_of(value, json, None)
         parts: dict[str, Any] = {"value": value, "key": key, "headers": headers, "ttl": ttl, "priority": priority}
-        parts |= {"max_attempts": max_attempts, "backoff": backoff}
+        parts |= {"max_attempts": max_attempts, "backoff": backoff, "cost": cost}
         for _ in range(CHANGED_AGAIN_MOST):
             old = await self.get(name, tenant=tenant)
             settings = _kept(old, changes) | _settings(**changes)
             message: dict[str, Any] = {"value": old.value, "key": old.key, "headers": old.headers}
             message["ttl"] = None if old.ttl_ms is None else timedelta(milliseconds=old.ttl_ms)
             message["priority"] = old.priority or None
-            message |= {"max_attempts": old.max_attempts, "backoff": old.backoff}
+            message |= {"max_attempts": old.max_attempts, "backoff": old.backoff, "cost": old.cost}
             message |= {part: new for part, new in parts.items() if new is not KEEP}
             if json is not KEEP:
                 message["headers"] = with_json_type(message["headers"])
@@ -396,15 +398,14 @@ class Schedules:
         if message["value"] is None:
             raise InvalidRequest("value: it is missing")
         columns: dict[int, Any] = {Column.VALUE: [checks.value(message["value"])]}
-        rules = parse_rules(message["max_attempts"], message["backoff"])
+        rules = parse_rules(message["max_attempts"], message["backoff"], message["cost"])
         cells = {
             Column.KEY: checks.key(message["key"]),
             Column.HEADERS: checks.headers(message["headers"]),
             Column.TTL_MS: None if message["ttl"] is None else checks.extras(message["ttl"], None, "reject", None)[1],
             Column.PRIORITY: priority,
             Column.TENANT: None if tenant in (None, DEFAULT_TENANT) else tenant.encode(),
-            Column.MAX_ATTEMPTS: rules.max_attempts,
-            Column.BACKOFF: rules.backoff,
+            **dict(zip(RULE_COLUMNS, rules, strict=True)),
         }
         return encode(columns | {column: [cell] for column, cell in cells.items() if cell is not None})
 
@@ -559,7 +560,7 @@ def _settings(
     return {name: value for name, value in settings.items() if value is not None}
 
 
-_MESSAGE: Final = ("value", "key", "headers", "ttl", "priority", "max_attempts", "backoff")
+_MESSAGE: Final = ("value", "key", "headers", "ttl", "priority", "max_attempts", "backoff", "cost")
 _ARGUMENTS: Final = (
     *("name", "cron", "every", "zone", "start", "end", "count", "jitter", "misfire", "misfire_most", "overlap_group"),
     *(*_MESSAGE, "json", "tenant", "paused"),

@@ -50,8 +50,8 @@ bytes long, so that a batch after it keeps its 8-byte alignment.
 Kind 1 is a batch row: after the header comes the batch as the producer sent it. Kind 2 is a single-message row: after
 the header comes msgpack `[id | nil, {column id: value}]`. If the message has a payload row, it is msgpack `[id | nil,
 nil, payload bytes, {column: value}]` instead. This map contains only the columns that the log needs: ttl, unique key,
-ordering hash, digest of the key, max_attempts, backoff, priority and tenant. The map's priority overrides the priority
-in the payload.
+ordering hash, digest of the key, max_attempts, backoff, cost, priority and tenant. The map's priority overrides the
+priority in the payload.
 
 Flag 1: the message has columns that the log needs. Flag 2: the delivery time was given as a delay, which counts from
 the time when the message was stored, or moved last. If a message was stored at a far later time than requested, because
@@ -73,7 +73,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import Corruption
 from sandq.model.partitioning import ordering_hash
-from sandq.model.retries import RetryRules, rules_of
+from sandq.model.retries import RetryRules, cost_of, rules_of
 from sandq.partition.base.view import Row, View
 
 LOG, PAYLOAD, TOMBSTONE, MOVED, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"n", b"e"
@@ -99,7 +99,7 @@ CREATED = slice(8, 16)
 """Slice of a log row that holds its creation time, in ms, little-endian."""
 PLAIN_FROM = LOG_HEADER.size + 2
 """Position in a plain row at which the message's fields begin."""
-_NEEDED = (Column.TTL_MS, Column.UNIQUE_KEY, Column.MAX_ATTEMPTS, Column.BACKOFF)
+_NEEDED = (Column.TTL_MS, Column.UNIQUE_KEY, Column.MAX_ATTEMPTS, Column.BACKOFF, Column.COST)
 """Columns of a producer that the log needs if a message has them."""
 _RANK = (Column.PRIORITY, Column.TENANT)
 """Columns that determine the ready queue of a message."""
@@ -141,6 +141,8 @@ class Extra(NamedTuple):
     """Digest of the key within which the unique key is unique. None if there is no such key."""
     retry: RetryRules | None = None
     """The message's own retry rules. None if it has none."""
+    cost: int = 1
+    """Number of units that a delivery of the message takes from a rate with a unit."""
 
 
 class LogEntry(NamedTuple):
@@ -156,6 +158,11 @@ class LogEntry(NamedTuple):
     replicas agree on it even if they split the row differently."""
     row: bytes | None = None
     """The plain row itself, if it is in memory: the message can then be sent without reading the row again."""
+
+    @property
+    def cost(self) -> int:
+        """Cost of each of its messages."""
+        return 1 if self.extra is None else self.extra.cost
 
     def part(self, start: int, stop: int) -> LogEntry:
         """Return an entry with the messages from position `start` to `stop` (exclusive) of this entry."""
@@ -473,7 +480,7 @@ def extra_of(message_id: bytes, light: Fields, fields: Fields | None = None) -> 
     tenant = (light if fields is None else fields).get(Column.TENANT)
     ttl_ms, unique_key = light.get(Column.TTL_MS), light.get(Column.UNIQUE_KEY)
     order, digest = light.get(Column.ORDERING_HASH), light.get(Column.KEY_DIGEST)
-    return Extra(message_id, ttl_ms, unique_key, order, tenant, digest, rules_of(light))
+    return Extra(message_id, ttl_ms, unique_key, order, tenant, digest, rules_of(light), cost_of(light))
 
 
 def kept_extra(message_id: bytes, fields: Fields) -> Extra:

@@ -18,6 +18,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.limits.allowance import Allowance, AllowanceStatus, fresh
 from sandq.partition.limits.buckets import renewed
+from sandq.partition.limits.cost_budget import CostBudget
 from sandq.partition.limits.ledger import Confirmed, Ledger, LedgerStatus, Share
 from sandq.partition.shared_state import SharedState
 
@@ -125,14 +126,34 @@ class GroupLimits:
         self._store(step, command.group)
 
     def available(self, step: Step, group: Group, most: int) -> int:
-        """Return how many messages the group may lease now, up to `most`."""
+        """Return how many messages the group may lease now, up to `most`. If its rate has a unit, costs are limited as
+        well: see `budget`."""
         return most if group.allowance is None else group.allowance.available(group.in_flight, _now_us(step), most)
 
-    def serve(self, step: Step, group: Group, messages: int) -> None:
-        """Count leased messages of a group."""
-        if group.allowance is not None and messages:
-            group.allowance.serve(messages, _now_us(step))
+    def budget(self, step: Step, group: Group) -> CostBudget | None:
+        """Return the budget for the costs of messages that the group leases now. None if its rate has no unit."""
+        allowance = group.allowance
+        if allowance is None or allowance.limit.unit is None or allowance.limit.burst is None:
+            return None
+        return CostBudget(allowance.available_units(_now_us(step)), allowance.limit.burst)
+
+    def serve(self, step: Step, group: Group, messages: int, budget: CostBudget | None) -> None:
+        """Count leased messages of a group. `budget`: the costs of these messages."""
+        allowance = group.allowance
+        if allowance is None:
+            return
+        needed = 1 if budget is None or budget.needed is None else budget.needed
+        if messages or needed != allowance.needed:
+            allowance.needed = needed
+            if messages:
+                allowance.serve(messages if budget is None else budget.spent, _now_us(step))
             self._store(step, group.name)
+
+    def set_back(self, step: Step, old_ms: int) -> None:
+        """Adjust to a clock reset, which sets the partition's time back from `old_ms` to that of `step`."""
+        for name, allowance in self._allowances.items():
+            allowance.set_back(old_ms * 1000, _now_us(step))
+            self._store(step, name)
 
     def _put(self, name: str, allowance: Allowance) -> None:
         """Set the allowance of a group. In the home partition, begin its ledger."""

@@ -20,6 +20,7 @@ from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.leasing import retry
 from sandq.partition.leasing.fitting import LEASE_BYTES, fitting
 from sandq.partition.leasing.ranked_grants import RankedGrants
+from sandq.partition.limits.cost_budget import CostBudget
 from sandq.partition.reader.pieces import Message
 from sandq.partition.reader.reader import single_row_entry
 from sandq.partition.records.leases import Lease
@@ -44,6 +45,8 @@ class LeaseGrants:
         self.is_latest: Callable[[Message, View], bool] | None = None
         """Returns whether a message is the last write of its key. None if the topic is not compacted."""
         self._ranked = RankedGrants(shared, group_state, unique)
+        self._budget: CostBudget | None = None
+        """Budget of the current lease command. None if the rate of the group has no unit."""
 
     def grant(self, step: Step, command: c.Lease) -> list[Lease]:
         """Grant leases of due messages, in order. Raise UnknownGroup."""
@@ -55,11 +58,12 @@ class LeaseGrants:
         capacity = self._limits.available(step, group, sum([grant.limit for grant in command.grants]))
         if group.allowance is not None and capacity <= 0:
             return []
+        self._budget = self._limits.budget(step, group)
         if group.ready is not None:
-            granted = self._ranked.grant(step, group, group.ready, command, capacity)
+            granted = self._ranked.grant(step, group, group.ready, command, capacity, self._budget)
         else:
             granted = self._grant(step, group, command, capacity)
-        self._limits.serve(step, group, sum([lease.total for lease in granted]))
+        self._limits.serve(step, group, sum([lease.total for lease in granted]), self._budget)
         self._groups.store(step, group)
         return granted
 
@@ -72,7 +76,7 @@ class LeaseGrants:
         granted: list[Lease] = []
         left_bytes, is_empty = LEASE_BYTES, False
         for grant in command.grants:
-            if is_empty and not self._may_find_more(group, horizon_ms, view):
+            if self._is_blocked or (is_empty and not self._may_find_more(group, horizon_ms, view)):
                 break
             limit = min(grant.limit, FIXED.grant_messages, capacity)
             while limit > 0 and left_bytes > 0 and step.grants < FIXED.entry_grants:
@@ -82,9 +86,9 @@ class LeaseGrants:
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
                 lease.epoch, lease.handlers = grant.epoch, grant.handlers
                 size = self._take_waiting(step, group, lease, horizon_ms, limit, left_bytes)
-                if not lease.ranges and group.pause_reason() is None:
+                if not lease.ranges and not self._is_blocked and group.pause_reason() is None:
                     size = self._take_free(step, group, lease, horizon_ms, limit, left_bytes)
-                if not lease.ranges and group.stall_reason() is None:
+                if not lease.ranges and not self._is_blocked and group.stall_reason() is None:
                     size = self._take_log(step, group, lease, horizon_ms, limit, left_bytes)
                 if not lease.ranges:
                     is_empty = True
@@ -107,6 +111,11 @@ class LeaseGrants:
             return True
         head = group.reader.head(view)
         return head is not None and offsets.deliver_ms(head.first) <= horizon_ms
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether the next message does not fit into the budget. No later messages are leased before it."""
+        return self._budget is not None and self._budget.needed is not None
 
     @property
     def _is_spent(self) -> bool:
@@ -139,7 +148,11 @@ class LeaseGrants:
                 break  # expired messages must end first, which this log entry may not do any more
             if self._dead.end_expired(step, group, entry):
                 continue
-            count, size = fitting(self._kept, group, entry, left, max_bytes - taken_bytes, view)
+            count, size, cost = fitting(self._kept, group, entry, left, max_bytes - taken_bytes, view, self._budget)
+            if not count:
+                break
+            if self._budget is not None:
+                self._budget.spend(cost)
             ranges = self._waiting.take(step, group, entry, count)
             taken_bytes += size
             if self.is_latest is not None:
@@ -190,6 +203,8 @@ class LeaseGrants:
             rules = entry.extra.retry if entry.extra is not None else None
             if taken and rules != lease.retry:
                 break
+            if self._budget is not None and not self._budget.most(entry.cost):
+                break
             expires_ms = self._ttl.entry_expires_ms(entry)
             if self._is_spent and expires_ms is not None and expires_ms <= lease.leased_ms:
                 break
@@ -201,6 +216,8 @@ class LeaseGrants:
                 self._dead.expire(step, group, [Range(offset, 1)], kept)
             else:
                 group.order.take(offset)
+                if self._budget is not None:
+                    self._budget.spend(entry.cost)
                 lease.kept, lease.retry = kept, rules
                 taken.append(offset)
         if taken:
@@ -235,7 +252,7 @@ class LeaseGrants:
 
         judge_all = self._shared.settings["ttl_ms"] is not None or bool(group.gaps)
         lease.ranges, size, lease.plain, lease.retry = group.reader.take(
-            view, horizon_ms, limit, max_bytes, judge, judge_all=judge_all, is_alike=True
+            view, horizon_ms, limit, max_bytes, judge, judge_all=judge_all, is_alike=True, budget=self._budget
         )
         group.gaps.clear_passed(step, group.cursor)
         if lease.ranges:

@@ -25,6 +25,7 @@ from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.leasing import retry
 from sandq.partition.leasing.fitting import LEASE_BYTES, fitting
 from sandq.partition.leasing.open_leases import OpenLeases
+from sandq.partition.limits.cost_budget import CostBudget
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -45,13 +46,15 @@ BURIED: Final = 1000
 
 @dataclass(slots=True)
 class _Filling:
-    """The leases of one grant while messages are added to them. `is_stopped`: add only returned messages."""
+    """The leases of one grant while messages are added to them. `is_stopped`: add only returned messages. `budget`:
+    for the costs of messages, if the rate of the group has a unit."""
 
     step: Step
     group: Group
     ready: ReadyQueues
     opened: OpenLeases
     is_stopped: bool
+    budget: CostBudget | None
 
 
 class RankedGrants:
@@ -67,10 +70,21 @@ class RankedGrants:
         self._buried = 0
         self._promoted = 0
         """Number of messages that the lease command has promoted."""
+        self._budget: CostBudget | None = None
+        """Budget of the lease command for the costs of messages. None if the rate of the group has no unit."""
 
-    def grant(self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, capacity: int) -> list[Lease]:
-        """Grant leases of ready messages, in order, `capacity` messages at most."""
-        self._promoted = 0
+    def grant(
+        self,
+        step: Step,
+        group: Group,
+        ready: ReadyQueues,
+        command: c.Lease,
+        capacity: int,
+        budget: CostBudget | None = None,
+    ) -> list[Lease]:
+        """Grant leases of ready messages, in order: `capacity` messages at most, and with a total cost that fits into
+        the budget."""
+        self._promoted, self._budget = 0, budget
         is_stopped = group.pause_reason() is not None
         until_ms = min(command.horizon_ms, step.now_ms)  # after a clock error, `now_ms` may be ahead
         is_all = is_stopped or self._promote(step, group, ready, until_ms)
@@ -135,7 +149,7 @@ class RankedGrants:
             if limit <= 0 or left_bytes <= 0 or most <= 0:
                 continue
             opened = OpenLeases(most, partial(_open, step, group, grant))
-            filling = _Filling(step, group, ready, opened, is_stopped)
+            filling = _Filling(step, group, ready, opened, is_stopped, self._budget)
             left_bytes -= self._fill(filling, limit, left_bytes)
             if not opened.leases:
                 break
@@ -151,14 +165,18 @@ class RankedGrants:
     def _fill(self, filling: _Filling, limit: int, max_bytes: int) -> int:
         """Add the next messages to the leases of a grant. Return their bytes."""
         step, ready, opened, is_stopped = filling.step, filling.ready, filling.opened, filling.is_stopped
+        budget = filling.budget
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         has_rules = is_stopped or ageing_ms is not None or self._ttl.any_expires
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
             # Messages without attempts need at most one more lease, whatever their tenants.
             if not has_rules and opened.may_open:
-                taken, size = ready.serve_tenants(step, left, max_bytes - taken_bytes)
+                most = left if budget is None else min(left, max(budget.left, 0))
+                taken, size = ready.serve_tenants(step, most, max_bytes - taken_bytes)
                 if taken:
+                    if budget is not None:
+                        budget.spend(len(taken))
                     _add_singles(opened, taken)
                     left -= len(taken)
                     taken_bytes += size
@@ -204,10 +222,12 @@ class RankedGrants:
         if self._dead.end_expired(step, group, entry):
             self._note_buried(1)
             return 0, 0
-        lease = filling.opened.lease_for(queue.tenant, entry.alike)
+        count, size, cost = fitting(self._kept, group, entry, limit, max_bytes, step.view, filling.budget)
+        lease = filling.opened.lease_for(queue.tenant, entry.alike) if count else None
         if lease is None:
             return None
-        count, size = fitting(self._kept, group, entry, limit, max_bytes, step.view)
+        if filling.budget is not None:
+            filling.budget.spend(cost)
         ranges = self._waiting.take(step, group, entry, count)
         lease.due_ms = max(lease.due_ms, entry.due_ms)
         lease.since_ms = min(lease.since_ms, entry.since_ms)
@@ -236,6 +256,10 @@ class RankedGrants:
             self._dead.expire(step, group, [Range(head.first, head.length)], False)
             self._note_buried(head.length)
             return 0, 0
+        if filling.budget is not None:
+            limit = min(limit, filling.budget.most(head.cost))
+            if not limit:
+                return None
         rules = head.extra.retry if head.extra is not None else None
         lease = filling.opened.lease_for(queue.tenant, FRESH._replace(retry=rules) if rules is not None else FRESH)
         if lease is None:
@@ -251,6 +275,8 @@ class RankedGrants:
         lease.ranges += ranges
         lease.due_ms = max(lease.due_ms, offsets.deliver_ms(ranges[-1].base))
         count = sum([length for _, length in ranges])
+        if filling.budget is not None:
+            filling.budget.spend(count * head.cost)
         _note_queue(lease, queue.key, count)
         return count, size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sandq.model.group_limits import GroupLimit
-from sandq.partition.limits.buckets import NO_PART, Part, merge, owed_us, pace_of, split
+from sandq.partition.limits.buckets import NO_PART, Part, available, free_us, merge, owed_us, served, split
 
 
 class AllowanceStatus(NamedTuple):
@@ -20,7 +20,9 @@ class AllowanceStatus(NamedTuple):
     returned_us: int
     """Debt of the units that the partition returned with this version, in µs."""
     used: int
-    """Number of messages leased since the limits were set."""
+    """Number of messages leased since the limits were set, or their total cost if the limit has a unit."""
+    needed: int = 1
+    """Number of units that the next message needs: its cost, at most the burst."""
 
 
 class Allowance:
@@ -33,6 +35,8 @@ class Allowance:
         self.part = part
         self.returned_us = 0
         self.used = 0
+        self.needed = 1
+        """Number of units that the next message needs, as far as the last lease has found it."""
         self.is_waiting = False
         """True in the home partition until all other partitions have reported what they hold. While it is True, nothing
         may be leased."""
@@ -48,20 +52,23 @@ class Allowance:
             part.arrival_us,
             self.returned_us,
             self.used,
+            self.needed,
         )
 
     @classmethod
     def load(cls, limit: GroupLimit, row: tuple[int, ...]) -> Allowance:
         """Restore an allowance from its stored fields."""
-        _, version, in_flight, units, arrival_us, returned_us, used = row
+        _, version, in_flight, units, arrival_us, returned_us, used, needed = row
         allowance = cls(limit, in_flight, Part(units, arrival_us))
         allowance.version, allowance.returned_us, allowance.used = version, returned_us, used
+        allowance.needed = needed
         return allowance
 
     def status(self) -> AllowanceStatus:
         """Return an immutable copy."""
         most = None if self.limit.max_in_flight is None else self.in_flight
-        return AllowanceStatus(self.limit.epoch, self.version, most, self.part.units, self.returned_us, self.used)
+        units, returned_us = self.part.units, self.returned_us
+        return AllowanceStatus(self.limit.epoch, self.version, most, units, returned_us, self.used, self.needed)
 
     def allow(self, version: int, in_flight: int, units: int, given_us: int, now_us: int) -> None:
         """Set the allowance. Additional units have the debt `given_us`. If units are returned, record their debt in
@@ -79,41 +86,39 @@ class Allowance:
         return not self.is_waiting and (self.limit.max_in_flight is None or in_flight < self.in_flight)
 
     def available(self, in_flight: int, now_us: int, most: int) -> int:
-        """Return how many more messages may be leased now, up to `most`, while `in_flight` are in flight."""
+        """Return how many more messages may be leased now, up to `most`, while `in_flight` are in flight. If the limit
+        has a unit, this is the number of messages whose cost is 1."""
         if self.is_waiting:
             return 0
         if self.limit.max_in_flight is not None:
             most = min(most, self.in_flight - in_flight)
         if self.limit.interval_us is not None:
-            most = min(most, self._paced(now_us))
+            most = min(most, self.available_units(now_us))
         return max(most, 0)
 
-    def _paced(self, now_us: int) -> int:
-        """Return how many messages the rate allows now."""
-        part = self.part
-        if not part.units:
-            return 0
-        pace = pace_of(self.limit, part.units)
-        return pace.available(min(part.arrival_us, pace.latest_us(now_us)), now_us)
+    def available_units(self, now_us: int) -> int:
+        """Return how many units of the rate there are now."""
+        return available(self.limit, self.part, now_us) if self.part.units else 0
 
     def free_ms(self, now_us: int) -> int | None:
         """Return when the rate allows the next message, in ms. 0: now, or there is no rate. None: the home partition
         must allow units first."""
         if self.limit.interval_us is None:
             return 0
-        if not self.part.units:
+        if self.part.units < self.needed:
             return None
-        pace = pace_of(self.limit, self.part.units)
-        free_us = pace.free_us(min(self.part.arrival_us, pace.latest_us(now_us)), now_us)
-        return 0 if free_us <= now_us else -(-free_us // 1000)
+        at_us = free_us(self.limit, self.part, self.needed, now_us)
+        return 0 if at_us <= now_us else -(-at_us // 1000)
 
-    def serve(self, messages: int, now_us: int) -> None:
-        """Count leased messages."""
-        self.used += messages
+    def serve(self, units: int, now_us: int) -> None:
+        """Count leased messages, or their total cost if the limit has a unit."""
+        self.used += units
         if self.limit.interval_us is not None:
-            pace = pace_of(self.limit, self.part.units)
-            arrival_us = min(self.part.arrival_us, pace.latest_us(now_us))
-            self.part = Part(self.part.units, pace.after(arrival_us, messages, now_us))
+            self.part = served(self.limit, self.part, units, now_us)
+
+    def set_back(self, old_us: int, now_us: int) -> None:
+        """Keep the debt when a clock reset sets the time back from `old_us` to `now_us`."""
+        self.part = self.part._replace(arrival_us=now_us + max(self.part.arrival_us - old_us, 0))
 
 
 def fresh(limit: GroupLimit, is_home: bool) -> Allowance:

@@ -25,10 +25,15 @@ def limit_reason(group: Group, now_ms: int) -> str | None:
             most = f"{here} at present"
         return f"it waits for the limit of the group: {most}"
     free_ms, rate = allowance.free_ms(now_ms * 1000), limit.shown()["rate"]
+    needed = ""
+    if limit.unit is not None:
+        rate = f"{rate} {limit.unit}"
+        units = allowance.available_units(now_ms * 1000)
+        needed = f"the next message needs {allowance.needed} and {units} are available, "
     if free_ms is None:
-        return f"it waits for the rate of the group, {rate}: at present other partitions have it"
+        return f"it waits for the rate of the group, {rate}: {needed}at present other partitions have it"
     if free_ms > now_ms:
-        return f"it waits for the rate of the group, {rate}: free in {format_duration(free_ms - now_ms)}"
+        return f"it waits for the rate of the group, {rate}: {needed}free in {format_duration(free_ms - now_ms)}"
     return None
 
 

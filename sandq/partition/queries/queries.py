@@ -14,7 +14,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.dead_letter_settings import DROP, KEY_TTL_MS, ON_EXPIRY, expiry_rule
 from sandq.model.outbox import Target
-from sandq.model.retries import RetryRules, rules_of
+from sandq.model.retries import MessageRules
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.prefixes import Prefixes
@@ -626,9 +626,8 @@ def _rank(fields: Fields) -> Shown:
 
 
 def _rules(fields: Fields) -> Shown:
-    """Return the retry rules of a message. Leave out those that it does not have."""
-    rules = rules_of(fields) or RetryRules()
-    return {name: rule for name, rule in rules._asdict().items() if rule is not None}
+    """Return the rules of a message. Leave out those that it does not have."""
+    return {name: rule for name, rule in MessageRules.of(fields)._asdict().items() if rule is not None}
 
 
 def _blocked_reason(group: Group, offset: bytes) -> str:

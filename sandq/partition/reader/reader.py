@@ -22,6 +22,7 @@ from sandq.model.retries import RetryRules
 from sandq.partition.base import rows
 from sandq.partition.base.rows import SHARED_BYTES, LogEntry, Range
 from sandq.partition.base.view import Bounds, Row, View
+from sandq.partition.limits.cost_budget import CostBudget
 from sandq.partition.reader import overlays
 from sandq.partition.reader.look_aheads import LookAheads
 
@@ -247,11 +248,13 @@ class LogReader:
         *,
         judge_all: bool = False,
         is_alike: bool = False,
+        budget: CostBudget | None = None,
     ) -> Taken:
         """Move the cursor over the messages that are due at `until_ms`, in order.
 
         Stop after `limit` messages, or after the message that brings the bytes to `max_bytes` (in a small row: after
         the row). If `is_alike`, stop before a message whose own retry rules differ from those of the messages before.
+        Stop before a message that does not fit into the `budget` for costs, and spend the costs of the taken messages.
         `judge` decides about entries with an extra, or about all entries (`judge_all`). See `Judge`.
         """
         taken: list[Range] = []
@@ -265,13 +268,18 @@ class LogReader:
             own = entry.extra.retry if is_alike and entry.extra is not None else None
             if taken and own != retry:
                 break
+            most = limit if budget is None else min(limit, budget.most(entry.cost))
+            if not most:
+                break
             if not judge_all and entry.extra is None and entry.length == 1:
                 # Fast path: take many single messages that `judge` need not see.
-                singles, size = self._advance_over_singles(until_ms, limit, max_bytes - taken_bytes)
+                singles, size = self._advance_over_singles(until_ms, most, max_bytes - taken_bytes)
                 taken += rows.single_ranges([single.first for single in singles])
                 plain += [single.row for single in singles]
                 limit -= len(singles)
                 taken_bytes += size
+                if budget is not None:
+                    budget.spend(len(singles))
                 continue
             verdict = True if judge is None or not (judge_all or entry.extra is not None) else judge(entry)
             if verdict is None:
@@ -281,7 +289,7 @@ class LogReader:
                 passed_bytes += entry.size
                 self.advance_over_head()
                 continue
-            count = min(entry.length, limit)
+            count = min(entry.length, most)
             if entry.size > WHOLE_ROW_BYTES:
                 # End a large row with the message that brings the bytes to `max_bytes`.
                 count = min(count, 1 + (max_bytes - taken_bytes - 1) // (entry.unit or entry.size))
@@ -290,6 +298,8 @@ class LogReader:
             retry = own
             limit -= count
             taken_bytes += size
+            if budget is not None:
+                budget.spend(count * entry.cost)
             self._pass(entry, count)
             self.entries.popleft()
             if count < entry.length:

@@ -76,9 +76,9 @@ class ReadyQueue:
         extra = None
         if fields:
             message_id, ttl_ms, unique_key, *more = fields
-            digest, retry = rows.with_defaults(more, None, None)
+            digest, retry, cost = rows.with_defaults(more, None, None, None)
             rules = None if retry is None else RetryRules(*retry)
-            extra = Extra(message_id, ttl_ms, unique_key, None, self.tenant.encode(), digest, rules)
+            extra = Extra(message_id, ttl_ms, unique_key, None, self.tenant.encode(), digest, rules, cost or 1)
         return LogEntry(key[-offsets.OFFSET_BYTES :], length, size, extra, unit)
 
 
@@ -96,7 +96,7 @@ def row_of(entry: LogEntry) -> bytes:
     if entry.extra is None:
         return rows.pack(entry.length, entry.size, entry.unit)
     extra = entry.extra
-    later = [extra.key_digest, extra.retry]
+    later = [extra.key_digest, extra.retry, extra.cost if extra.cost > 1 else None]
     while later and later[-1] is None:
         later.pop()
     return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key, *later)

@@ -17,7 +17,7 @@ from sandq.client.producer import delay_of
 from sandq.model.errors import InvalidRequest, InvalidTime
 from sandq.model.json_values import with_json_type
 from sandq.model.limits import FIXED
-from sandq.model.retries import MOST_ATTEMPTS
+from sandq.model.retries import MOST_ATTEMPTS, MOST_COST
 from sandq.model.times import TIME_MAX_MS, duration_ms, instant_ms
 from sandq.protocol.fields import PARTITION_MAX
 
@@ -222,7 +222,11 @@ class LimitsIn(Body):
     max_in_flight: int | None = Field(default=None, description="Maximum number of leased messages.")
     rate: str | float | None = Field(default=None, description='Messages per second, or text such as "5/s", "100/m".')
     burst: int | None = Field(
-        default=None, description="Messages at once after a pause; by default those of a tenth of a second."
+        default=None,
+        description="Messages at once after a pause; by default those of a tenth of a second, with a unit of a second.",
+    )
+    unit: str | None = Field(
+        default=None, description="Name of the unit of the messages' costs, which rate and burst then count: `tokens`."
     )
 
 
@@ -291,6 +295,7 @@ class BackoffIn(BaseModel):
 
 
 MaxAttempts = Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] | Literal["none"]
+Cost = Annotated[int, Field(ge=1, le=MOST_COST)]
 
 
 class MessageIn(BaseModel):
@@ -331,6 +336,7 @@ class MessageIn(BaseModel):
     backoff: BackoffIn | None = Field(
         default=None, description="Its own back-off; by default the setting of the group or topic."
     )
+    cost: Cost | None = Field(default=None, description="Its cost, for groups whose rate has a unit; 1 by default.")
 
     @model_validator(mode="before")
     @classmethod

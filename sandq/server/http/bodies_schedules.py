@@ -14,6 +14,7 @@ from sandq.server.http.bodies import (
     MESSAGES_MAX,
     BackoffIn,
     Body,
+    Cost,
     Duration,
     HeaderValue,
     Instant,
@@ -72,6 +73,7 @@ class _Definition(Times):
     )
     max_attempts: MaxAttempts | None = Field(default=None, description="Attempts of each message.")
     backoff: BackoffIn | None = Field(default=None, description="Back-off of each message.")
+    cost: Cost | None = Field(default=None, description="Cost of each message, for rates with a unit.")
 
     def _given(self) -> dict[str, Any]:
         """Return the given members. A null `text` or `value` is dropped if a further value is given.

@@ -79,6 +79,7 @@ _KEY: Any = Field(default=None, description="The key, if it is UTF-8.")
 _KEY_BASE64: Any = Field(default=None, description="The key in base64, if it is not UTF-8.")
 _UNIQUE_KEY: Any = Field(default=None, description="The unique key, if it has one that is UTF-8.")
 _MAX_ATTEMPTS: Any = Field(default=None, description="A number or `none`. Only if the message has its own.")
+_COST: Any = Field(default=None, description="Only if the message has a cost other than 1.")
 _BACKOFF: Any = Field(default=None, description="Only if the message has its own.")
 _UNIQUE_KEY_BASE64: Any = Field(default=None, description="The unique key in base64, if it is not UTF-8.")
 _JSON: Any = Field(default=None, alias="json", description="The value, if its headers say that it is JSON.")
@@ -181,6 +182,7 @@ class StoredMessage(Message):
     ttl: str | None = Field(default=None, description="Only if the message has its own.")
     max_attempts: int | str | None = _MAX_ATTEMPTS
     backoff: dict[str, Any] | None = _BACKOFF
+    cost: int | None = _COST
     state: str
     created_at: str
     due_at: str = Field(description="Original delivery time.")
@@ -210,6 +212,7 @@ class DeadLetter(Message):
     not_forwarded: str | None = Field(default=None, description="Why the dead letter topic did not accept it.")
     max_attempts: int | str | None = _MAX_ATTEMPTS
     backoff: dict[str, Any] | None = _BACKOFF
+    cost: int | None = _COST
 
 
 class DeadPage(ResponseModel):

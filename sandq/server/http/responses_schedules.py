@@ -35,6 +35,7 @@ class Schedule(ResponseModel):
     ttl: str | None = None
     max_attempts: int | str | None = None
     backoff: dict[str, Any] | None = None
+    cost: int | None = None
     paused: bool
     json_: Any = Field(default=None, alias="json", description="The value, if its headers say that it is JSON.")
     text: str | None = Field(default=None, description="The value, if it is not JSON but UTF-8.")

@@ -47,9 +47,10 @@ def batch_of(
     unique: Sequence[str | None] | None = None,
     attempts: Sequence[int | None] | None = None,
     backoffs: Sequence[bytes | None] | None = None,
+    costs: Sequence[int | None] | None = None,
 ) -> bytes:
-    """Return an encoded batch. `due`: ms after T (or, if relative, after the entry's time). `attempts`, `backoffs`: the
-    messages' own retry rules."""
+    """Return an encoded batch. `due`: ms after T (or, if relative, after the entry's time). `attempts`, `backoffs`,
+    `costs`: the messages' own rules."""
     columns: dict[int, Any] = {Column.VALUE: [value.encode() for value in values]}
     if due is not None:
         columns[Column.DELIVER_MS] = list(due) if relative else [T + ms for ms in due]
@@ -62,6 +63,8 @@ def batch_of(
         columns[Column.MAX_ATTEMPTS] = list(attempts)
     if backoffs is not None:
         columns[Column.BACKOFF] = list(backoffs)
+    if costs is not None:
+        columns[Column.COST] = list(costs)
     return encode(columns, relative=relative)
 
 
@@ -176,8 +179,15 @@ class Bench:
     def put(self, value: str, at: int = 0, due: int | None = None, **columns: Any) -> bytes:
         """Append one message and return its offset.
 
-        The names of columns are in the singular: key, ttl, unique, attempts, backoff; on_conflict."""
-        named = {"key": "keys", "ttl": "ttls", "unique": "unique", "attempts": "attempts", "backoff": "backoffs"}
+        The names of columns are in the singular: key, ttl, unique, attempts, backoff, cost; on_conflict."""
+        named = {
+            "key": "keys",
+            "ttl": "ttls",
+            "unique": "unique",
+            "attempts": "attempts",
+            "backoff": "backoffs",
+            "cost": "costs",
+        }
         given = {named[name]: [cell] for name, cell in columns.items() if name in named}
         on_conflict = columns.get("on_conflict", c.REJECT)
         return self.send(value, at=at, due=None if due is None else [due], on_conflict=on_conflict, **given).offsets

@@ -46,6 +46,8 @@ class RankedBench(Bench):
             cells[Column.UNIQUE_KEY] = [None if key is None else key.encode() for key in columns["unique"]]
         if "attempts" in columns:
             cells[Column.MAX_ATTEMPTS] = columns["attempts"]
+        if "costs" in columns:
+            cells[Column.COST] = columns["costs"]
         split = bool(columns)
         made = self.apply(at, c.Append(encode(cells), split=split))[0]
         if isinstance(made, Stored):

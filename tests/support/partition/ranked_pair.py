@@ -56,8 +56,11 @@ LIMITS: tuple[Mapping[str, Any], ...] = (
     {"max_in_flight": 4},
     {"rate": "2/s", "burst": 3},
     {"rate": "5/s", "max_in_flight": 2},
+    {"rate": "5/s", "burst": 3, "unit": "tokens"},
 )
 """Limits of a group."""
+COSTS: tuple[int | None, ...] = (None, 2, 3, 8)
+"""Costs of messages."""
 OF_GROUP = ""
 """Name that is used instead of a tenant's name for the limit of the group itself."""
 DAY_MS = 86_400_000
@@ -158,6 +161,8 @@ class RankedPair:
         self.tokens: list[int] = []
         self.given: dict[tuple[str, str], list[Given]] = {}
         """Grants by group and tenant, since the current rate limit was set."""
+        self.costs: dict[bytes, int] = {}
+        """Costs of messages, by value. A message that is not here costs 1."""
         self.happened: Counter[str] = Counter()
         """Number of times that each interesting case occurred."""
         for group in GROUPS:
@@ -205,7 +210,11 @@ class RankedPair:
             cells[Column.TTL_MS] = draw.choices([None, 500, 4000], k=count)
         if has_keys:
             cells[Column.UNIQUE_KEY] = draw.choices([None, b"u", b"v"], k=count)
-        self.apply(c.Append(encode(cells), split=has_ttls or has_keys, on_conflict=c.REPLACE))
+        has_costs = draw.random() < 0.4
+        if has_costs:
+            cells[Column.COST] = draw.choices(COSTS, k=count)
+            self.costs |= {value: cost or 1 for value, cost in zip(values, cells[Column.COST], strict=True)}
+        self.apply(c.Append(encode(cells), split=has_ttls or has_keys or has_costs, on_conflict=c.REPLACE))
 
     def change(self) -> None:
         """Change a message of the log: cancel it, change its priority, its time, or both."""
@@ -276,6 +285,11 @@ class RankedPair:
             return []
         self.tokens += [lease.token for lease in granted]
         counts: Counter[str] = Counter()
+        costs = [
+            self.costs.get(message.fields[Column.VALUE], 1)
+            for lease in granted
+            for message in self.bench.messages(lease)
+        ]
         for lease in granted:
             named = [message.fields.get(Column.TENANT) for message in self.bench.messages(lease)]
             tenants = Counter(DEFAULT_TENANT if name is None else name.decode() for name in named)
@@ -292,7 +306,10 @@ class RankedPair:
             assert limit.max_in_flight is None or in_flight <= limit.max_in_flight
             self.happened["group_full"] += in_flight == limit.max_in_flight
             if limit.interval_us is not None and limit.burst is not None:
-                self._check_rate(group, OF_GROUP, Pace(limit.interval_us, limit.burst), counts.total())
+                by_cost = limit.unit is not None
+                burst = max(limit.burst, *costs) if by_cost else limit.burst
+                self._check_rate(group, OF_GROUP, Pace(limit.interval_us, burst), sum(costs) if by_cost else len(costs))
+                self.happened["costly"] += by_cost and max(costs) > limit.burst
         return granted
 
     def _limit_of(self, group: str) -> GroupLimit | None:

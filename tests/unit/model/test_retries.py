@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from sandq.model.errors import InvalidRequest, InvalidSetting
 from sandq.model.retries import (
     UNLIMITED,
-    RetryRules,
+    MessageRules,
     backoff_record,
     is_backoff,
+    is_cost,
     is_max_attempts,
     pack_backoff,
     parse_rules,
@@ -51,7 +52,7 @@ def test_backoff_is_read_as_the_setting_of_a_topic(backoff: Any) -> None:
             parse_rules(None, backoff)
         return
     rules = parse_rules(None, backoff)
-    assert rules == RetryRules(None, wanted)
+    assert rules == MessageRules(None, wanted)
     assert is_backoff(wanted)
     assert parse_rules(None, written_rules(*rules)["backoff"]) == rules
 
@@ -68,7 +69,7 @@ def test_max_attempts_is_read_as_the_setting_of_a_topic(most: Any) -> None:
             parse_rules(most, None)
         return
     rules = parse_rules(most, None)
-    assert rules == RetryRules(UNLIMITED if wanted is None else wanted, None)
+    assert rules == MessageRules(UNLIMITED if wanted is None else wanted, None)
     assert is_max_attempts(rules.max_attempts)
     assert parse_rules(written_rules(*rules)["max_attempts"], None) == rules
 
@@ -99,3 +100,18 @@ def test_wrong_backoff_names_the_key_and_the_remedy(backoff: Any, text: str) -> 
     with pytest.raises(InvalidRequest) as raised:
         parse_rules(None, backoff)
     assert raised.value.message == text
+
+
+@pytest.mark.parametrize(
+    ("given", "cost"), [(None, None), (1, None), ("1", None), (2, 2), ("1200", 1200), (10**9, 10**9)]
+)
+def test_cost_is_a_rule_unless_it_is_one(given: Any, cost: int | None) -> None:
+    assert parse_rules(cost=given) == MessageRules(cost=cost)
+    assert written_rules(*MessageRules(cost=cost)) == ({} if cost is None else {"cost": cost})
+
+
+@pytest.mark.parametrize("given", [0, -1, 10**9 + 1, 1.5, True, "x", "", [1], 2**70])
+def test_wrong_cost_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^cost: "):
+        parse_rules(cost=given)
+    assert not is_cost(given)

@@ -42,7 +42,7 @@ class Home:
 
 
 def report_of(partition: int, version: int = 0, leased: int = 0, **more: Any) -> Report:
-    one = Report("g", 1, version, leased, 0, 0, 0, 0, False)
+    one = Report("g", 1, version, leased, 0, 0, 0, 0, 0)
     return one._replace(**more)
 
 
@@ -79,19 +79,19 @@ def test_partition_is_asked_again_later_until_it_confirms() -> None:
 def test_silent_partition_keeps_its_share_without_log_writes() -> None:
     """Meanwhile waiting partitions get the remaining shares, and the log does not grow."""
     home = Home(3, most=4, burst=4)
-    home.heard(report_of(1, wants_in_flight=4, wants_rate=True), 1)
+    home.heard(report_of(1, wants_in_flight=4, wants_units=1), 1)
     home.decide()
     assert home.ledger.shares[1].units == 4 and not home.ledger.shares[1].confirmed
     before = home.entries
     for _ in range(20):
         home.now_ms += ROTATION_MS
-        home.heard(report_of(2, wants_in_flight=4, wants_rate=True), 2)
+        home.heard(report_of(2, wants_in_flight=4, wants_units=1), 2)
         home.decide()
     assert home.entries == before
     home.heard(report_of(1, version=home.ledger.shares[1].version, used=4), 1)
     for _ in range(3):
         home.now_ms += ROTATION_MS
-        home.heard(report_of(2, wants_in_flight=4, wants_rate=True), 2)
+        home.heard(report_of(2, wants_in_flight=4, wants_units=1), 2)
         home.decide()
         home.heard(report_of(1, version=home.ledger.shares[1].version, used=4), 1)
     assert home.ledger.shares[2].units > 0 and home.ledger.shares[2].in_flight > 0

@@ -256,7 +256,7 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
       facts([
         ["Delivered at", `${instant(message.deliver_at)} (${ago(message.deliver_at)})`], ["First due", instant(message.due_at)], ["Stored", instant(message.created_at)],
         ["Moved", message.moves ? `${plural(message.moves, "time")}, last ${instant(message.moved_at)}` : null], ["Key", keyText(message) || null], ["Unique key", keyText(message, "unique_key") || null],
-        ["Priority", message.priority], ["Tenant", message.tenant], ["Time to live", message.ttl], ["Attempts at most", message.max_attempts],
+        ["Priority", message.priority], ["Tenant", message.tenant], ["Time to live", message.ttl], ["Attempts at most", message.max_attempts], ["Cost", message.cost],
         ["Back-off", message.backoff ? Object.entries(message.backoff).map(([name, value]) => `${name} ${value}`).join(", ") : null], ["Partition", message.partition], ["Offset", message.offset],
       ]),
       h("div", {}, headersView(message) ?? h("p", { class: "dim" }, "No headers"))),

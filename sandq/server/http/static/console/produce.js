@@ -81,6 +81,7 @@ export function produce(topic, kind) {
       { name: "ttl", label: "Time to live", placeholder: "none" },
       ...(kind === "compacted" ? [] : [
         { name: "max_attempts", label: "Attempts at most", placeholder: "the group's or topic's", help: "A number, or none." },
+        { name: "cost", label: "Cost", kind: "number", placeholder: "1", help: "Counts for groups whose rate has a unit." },
         { name: "backoff", label: "Back-off", kind: "select", value: "", options: [["", "the group's or topic's"], "exponential", "fixed", "linear", "none"] },
         { name: "first", label: "First wait", placeholder: "1s", shownIf: waits },
         { name: "cap", label: "Longest wait", placeholder: "10m", shownIf: waits },
@@ -96,7 +97,7 @@ export function produce(topic, kind) {
         "on-conflict": values.unique_key && values.on_conflict !== "reject" ? values.on_conflict : null,
         ...(isDebounced(values) ? { "max-wait": values.max_wait } : {}),
         ttl: values.ttl, header: headerLines(values.headers), priority: values.priority, tenant: values.tenant,
-        "max-attempts": values.max_attempts, backoff: values.backoff,
+        "max-attempts": values.max_attempts, cost: values.cost, backoff: values.backoff,
         ...(waits(values) ? { "backoff-first": values.first, "backoff-cap": values.cap } : {}),
       });
     },
@@ -110,6 +111,7 @@ export function produce(topic, kind) {
         ...(isDebounced(values) && values.max_wait ? { max_wait: values.max_wait } : {}),
         ...(values.priority ? { priority: Number(values.priority) } : {}), ...(values.tenant ? { tenant: values.tenant } : {}),
         ...(values.max_attempts ? { max_attempts: values.max_attempts === "none" ? "none" : Number(values.max_attempts) } : {}),
+        ...(values.cost ? { cost: Number(values.cost) } : {}),
         ...(values.backoff ? { backoff: { kind: values.backoff, ...(waits(values) && values.first ? { first: values.first } : {}), ...(waits(values) && values.cap ? { cap: values.cap } : {}) } } : {}),
       };
       const stored = await post(path("topics", topic), body);
