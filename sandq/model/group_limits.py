@@ -135,7 +135,8 @@ def parse_limit(given: Mapping[str, object]) -> dict[str, Any] | None:
     if mistakes:
         raise InvalidSetting("; ".join(mistakes), mistakes=mistakes)
     if found["interval_us"] is not None and found["burst"] is None:
-        found["burst"] = max(1_000_000 // (BURST_OF_S if unit is None else 1) // found["interval_us"], 1)
+        interval = found["interval_us"]
+        found["burst"] = max(1_000_000 // BURST_OF_S // interval, 1) if unit is None else -(-1_000_000 // interval)
     return found if found["max_in_flight"] is not None or found["interval_us"] is not None else None
 
 

@@ -163,7 +163,7 @@ def test_costs_in_topics_with_ranks(kind: str) -> None:
     assert bench.values(bench.lease(limit=10, at=1200)) == ["d"]
 
 
-def test_tenants_share_a_rate_by_turns_of_single_messages() -> None:
+def test_tenants_share_a_rate_message_by_message() -> None:
     bench = RankedBench("fair")
     bench.open()
     limit(bench, **LIMIT)
@@ -247,7 +247,7 @@ def test_rows_of_a_message_have_its_cost() -> None:
 
 
 @pytest.mark.parametrize("cost", [0, -5, 10**9 + 1, 2**62])
-def test_wrong_cost_is_refused_at_the_door(cost: int) -> None:
+def test_wrong_cost_is_refused_by_the_leader(cost: int) -> None:
     batch = encode({Column.VALUE: [b"a", b"b"], Column.COST: [1, cost]})
     with pytest.raises(InvalidRequest, match=r"^message 1 of the batch: cost is wrong: a whole number from 1 to"):
         check_batch(batch, T, Limits(), BatchTarget(0, 1, ordered=False))
