@@ -270,11 +270,9 @@ def _of_map(name: str, kind: Any, topic: str, partition: int, maps: Sequence[Map
         return pa.array([row[name] for row in maps], kind)
     if name == "key_bytes":
         return pa.array([row["key"] for row in maps], kind)
-    return pa.array([row.get(name, _DEFAULTS.get(name)) for row in maps], kind)
-
-
-_DEFAULTS: Final = {"priority": 0, "cost": 1}
-"""Values of columns that the maps leave out."""
+    if name == "cost":
+        return pa.array([row.get(name) or 1 for row in maps], kind)
+    return pa.array([row.get(name, 0 if name == "priority" else None) for row in maps], kind)
 
 
 async def _pages(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
