@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,6 +14,7 @@ from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import COMPACTED, FAIR
+from sandq.model.retries import UNLIMITED
 from sandq.model.times import TIME_MAX_MS
 from sandq.protocol.replies_messages import page
 from sandq.protocol.requests_messages import LISTED_STATES, PAGE_MAX, List
@@ -363,6 +365,9 @@ def _of_stored(one: StoredMessage, needed: Iterable[str]) -> Row:
         "unique_key": lambda one: text_of(one.unique_key),
         "text": lambda one: text_of(one.value),
         "headers": lambda one: headers_text(one.headers_bytes),
+        "max_attempts": lambda one: UNLIMITED if one.max_attempts == "none" else one.max_attempts,
+        "backoff": lambda one: None if one.backoff is None else json.dumps(one.backoff),
+        "cost": lambda one: one.cost or 1,
         "deliver_at": lambda one: time(one.deliver_at_ms),
         "created_at": lambda one: time(one.created_ms),
         "due_at": lambda one: time(one.due_ms),

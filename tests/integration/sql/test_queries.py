@@ -869,3 +869,16 @@ async def test_pairs_of_names_are_counted_before_they_are_made() -> None:
             tracemalloc.stop()
     assert error.number == TOO_BIG_SELECT and "names 1,000,000 messages" in str(error)
     assert peak_bytes < 100 << 20
+
+
+async def test_rules_of_a_message_that_is_found_by_its_id() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t")
+        id = await bench.client.produce(
+            "t", "a", max_attempts="none", backoff={"kind": "fixed", "first": "90s"}, cost=7
+        )
+        query = (
+            f"SELECT max_attempts, backoff->>'$.first' AS first, cost FROM messages WHERE topic = 't' AND id = '{id}'"
+        )
+        (row,) = await bench.rows(query)
+        assert row == {"max_attempts": 0, "first": "1m30s", "cost": 7}
