@@ -21,7 +21,7 @@ from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, se
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, TopicExists, UnknownTopic
-from sandq.model.names import RESTORING, check_name
+from sandq.model.names import RESTORING, check_new_topic
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 
 AHEAD: Final = 2
@@ -150,7 +150,7 @@ def _renamed(topics: Sequence[TopicPart], names: Mapping[str, str], prefix: str)
     unknown = sorted(names.keys() - {topic.name for topic in topics})
     if unknown:
         raise UnknownTopic(f"{unknown[0]!r} is not one of the topics to restore", topic=unknown[0])
-    renamed = {topic.name: check_name("topic", names.get(topic.name, prefix + topic.name)) for topic in topics}
+    renamed = {topic.name: check_new_topic(names.get(topic.name, prefix + topic.name)) for topic in topics}
     if len(set(renamed.values())) < len(renamed):
         raise InvalidRequest("two topics would have the same name")
     return renamed

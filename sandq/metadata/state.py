@@ -39,6 +39,7 @@ from sandq.model.errors import (
 from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import FIXED
 from sandq.model.members import member_id, own_member
+from sandq.model.names import check_new_topic
 from sandq.model.quotas import Quota
 
 STATE_KEY = b"s"
@@ -295,6 +296,7 @@ class MetadataState:
         return topic
 
     def _create(self, command: c.CreateTopic, now_ms: int, put: Put) -> Topic:
+        check_new_topic(command.name)
         if command.name in self.topics:
             raise TopicExists(f"there is a topic {command.name!r} already", topic=command.name)
         self._check_registered(command.name, command.placement)

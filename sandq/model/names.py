@@ -10,6 +10,9 @@ from sandq.model.limits import FIXED
 MAX_NAME_CHARS = FIXED.name_chars
 RULE = f"1 to {MAX_NAME_CHARS} of A-Z a-z 0-9 . _ - and the first one a letter or a digit"
 
+RESERVED = "sandq."
+"""Prefix of the names of topics that only sandq itself creates."""
+
 TIMER, COMPACTED = "timer", "compacted"
 PRIORITY, FAIR = "priority", "fair"
 """Kinds of topics."""
@@ -62,6 +65,19 @@ def check_name(what: str, name: object) -> str:
     start = name[:_SHOWN_CHARS]
     shown = repr(name) if start == name else f"{start!r}... ({len(name)} characters)"
     raise InvalidName(f"{what} name {shown} is not allowed; the rule: {RULE}", what=what, name=start)
+
+
+def check_new_topic(name: object) -> str:
+    """Return `name` if a user may create a topic of this name. Otherwise raise InvalidName."""
+    checked = check_name("topic", name)
+    if checked.startswith(RESERVED):
+        raise InvalidName(
+            f"topic name {checked[:_SHOWN_CHARS]!r} is not allowed: names that begin with {RESERVED!r} are reserved; "
+            "choose another name",
+            what="topic",
+            name=checked[:_SHOWN_CHARS],
+        )
+    return checked
 
 
 def check_tenant(text: object) -> str:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import sandq
-from sandq.errors import TooLarge, Unavailable, UnknownTopic
+from sandq.errors import InvalidName, TooLarge, Unavailable, UnknownTopic
 from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
@@ -205,3 +205,11 @@ async def test_over_http(tmp_path: Path) -> None:
             refused = await web.post("/topics/other", {"value": "MQ=="}, 404)
             assert refused["code"] == "UNKNOWN_TOPIC" and "no pattern in auto_create_topics" in refused["detail"]
             assert [topic["name"] for topic in (await web.get("/topics"))["topics"]] == ["made.a", "made.b"]
+
+
+async def test_topic_with_a_reserved_name_is_not_created(tmp_path: Path) -> None:
+    async with run_node(small_config(tmp_path, AUTO_CREATE_TOPICS__PATTERNS="*")) as serving, connected(serving) as api:
+        with pytest.raises(InvalidName, match=r"names that begin with 'sandq\.' are reserved"):
+            await api.produce("sandq.orders", b"1")
+        await api.produce("orders", b"1")
+        assert await names(api) == ["orders"]

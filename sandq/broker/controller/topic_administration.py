@@ -26,7 +26,7 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
-from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, RESTORING, check_name
+from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, RESTORING, check_name, check_new_topic
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
 from sandq.model.push import PAUSE_TENANT, changed_push, shown
 from sandq.model.push_targets import PushRules, Target, TargetRefused, shown_url
@@ -78,7 +78,7 @@ class TopicAdministration:
 
         Raise InvalidRequest, TopicExists; Conflict if the cluster's feature level is too low for such a topic."""
         name, kind, partitions = request.name, request.kind, request.partitions
-        check_name("topic", name)
+        check_new_topic(name)
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r} is unknown; this version has: {', '.join(CLASSES)}")
         record = self._checked(request)
@@ -135,6 +135,7 @@ class TopicAdministration:
                 f"current metadata leader ({auto_create}): create it, or give all nodes the same patterns",
                 topic=name,
             )
+        check_new_topic(name)
         # Check the limit here already. So a request that exceeds the limit is refused without waiting for other
         # changes.
         while (there := self._changes.view.topics.get(name)) is None:

@@ -18,7 +18,7 @@ from sandq.metadata import commands as m
 from sandq.metadata.records import Topic
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, Unavailable, UnknownTopic
-from sandq.model.names import RESTORING, check_name
+from sandq.model.names import RESTORING, check_new_topic
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.model.settings import CLASSES
 from sandq.model.stored_settings import checked_record
@@ -44,7 +44,7 @@ class TopicRestores:
 
         Raise TopicExists, InvalidRequest, InvalidSetting; Conflict if the cluster's feature level is too low for such a
         topic."""
-        name, kind = check_name("topic", request.name), request.kind
+        name, kind = check_new_topic(request.name), request.kind
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r:.40} is unknown; this version has: {', '.join(CLASSES)}")
         if request.initial_partitions > request.partitions:

@@ -21,7 +21,7 @@ from sandq.model.errors import (
     ProtocolError,
 )
 from sandq.model.limits import FIXED
-from sandq.model.names import TIMER, check_name
+from sandq.model.names import TIMER, check_name, check_new_topic
 from sandq.model.times import TIME_MAX_MS, Duration, duration_ms, format_duration
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.replies_messages import ForecastReply
@@ -94,7 +94,7 @@ class TopicAdmin:
         replicas, which do not survive the loss of a node) are in `warnings` of the result, and are logged. After
         TimedOut or ConnectionLost the outcome is unknown.
         """
-        check_name("topic", name)
+        check_new_topic(name)
         check_count("partitions", partitions)
         if replicas is not None:
             check_count("replicas", replicas)

@@ -59,6 +59,7 @@ NO_TOPICS: list[tuple[object, int, str, str]] = [
     ({"name": 5}, 400, "INVALID", "body.name"),
     ({"name": "a/b"}, 400, "INVALID_NAME", "the rule"),
     ({"name": ""}, 400, "INVALID_NAME", "the rule"),
+    ({"name": "sandq.limits"}, 400, "INVALID_NAME", "names that begin with 'sandq.' are reserved"),
     ({"name": "x" * 250}, 400, "INVALID_NAME", "250 characters"),
     ({"name": "t", "partitions": 0}, 400, "INVALID", "body.partitions"),
     ({"name": "t", "partitions": "6"}, 400, "INVALID", "body.partitions"),

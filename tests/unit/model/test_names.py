@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sandq.model.errors import InvalidName, InvalidRequest
-from sandq.model.names import RULE, TENANT_RULE, check_name, check_tenant
+from sandq.model.names import RULE, TENANT_RULE, check_name, check_new_topic, check_tenant
 
 
 @pytest.mark.parametrize("name", ["a", "0", "orders", "Orders.eu-west_1", "a" * 249, "9..__--"])
@@ -63,3 +63,14 @@ def test_names_that_no_tenant_has(name: object) -> None:
         check_tenant(name)
     assert len(caught.value.message) < 300
     assert TENANT_RULE in caught.value.message or not isinstance(name, str)
+
+
+def test_names_of_new_topics_do_not_begin_with_the_reserved_prefix() -> None:
+    for name in ("sandq", "sandq-orders", "sandqs.orders", "Sandq.orders", "my.sandq.orders"):
+        assert check_new_topic(name) is name
+    for name in ("sandq.limits", "sandq.", "sandq." + "x" * 243):
+        with pytest.raises(InvalidName, match=r"names that begin with 'sandq\.' are reserved") as caught:
+            check_new_topic(name)
+        assert len(caught.value.message) < 300
+    with pytest.raises(InvalidName, match="the rule: "):
+        check_new_topic("sandq/limits")
