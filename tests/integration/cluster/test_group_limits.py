@@ -133,3 +133,30 @@ async def test_lowered_limit_counts_messages_that_are_still_held(tmp_path: Path)
         while not more:
             more = await leases.take(12, wait="1m")
         assert len(more) == 1, "three messages are still held"
+
+
+async def test_rate_with_a_unit_holds_while_leaders_change(tmp_path: Path) -> None:
+    """Some messages cost more than the burst. The node of the home partition stops in between."""
+    rate, burst = 400, 40
+    costs = [(7 * number) % 50 + 1 for number in range(60)]
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await until_holds(lambda: len(nodes.running) == 3)
+        await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, lease="1h")
+        await client.admin.limit_group("t", "g", rate=rate, burst=burst, unit="tokens")
+        async with client.producer("t") as producer:
+            for number, cost in enumerate(costs):
+                await producer.send(b"%d" % number, partition=number % PARTITIONS, cost=cost)
+        received: list[int] = []
+        began_s = trio.current_time()
+        async with client.subscribe("t", group="g", credit=20) as subscription:
+            home = await nodes.until_led(partition=0)
+            while len(received) < len(costs):
+                with trio.fail_after(PATIENCE_S):
+                    message = await anext(subscription)
+                received.append(costs[int(message.value)])
+                # All of these were leased since the beginning, so a late receipt does not matter.
+                assert sum(received) <= rate * (trio.current_time() - began_s) + max(burst, *costs)
+                await message.ack()
+                if len(received) == 20:
+                    await nodes.stop(home)
+        assert sorted(received) == sorted(costs)

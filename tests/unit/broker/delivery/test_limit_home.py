@@ -157,3 +157,50 @@ def test_partitions_keep_their_turn_between_two_messages() -> None:
     between = {0: waits, 1: PartitionUse(0, 1, 0, 11)}
     assert plan.plan(limit, between, now_ms + ROTATION_MS - 1) == {}
     assert plan.plan(limit, between, now_ms + ROTATION_MS) == {1: (0, 0)}
+
+
+TOKENS = GroupLimit(1, 4, None, 1000, 100, "tokens")
+"""A limit whose rate has a unit."""
+
+
+def waiting_for(units: int, has: int = 0, used: int = 0) -> PartitionUse:
+    """Return the use of a partition whose next message needs this many units."""
+    return PartitionUse(0, 0, has, used, wants_units=units)
+
+
+def test_partition_gets_the_units_of_its_next_message() -> None:
+    uses = {0: waiting_for(10, has=100), 1: waiting_for(70), 2: waiting_for(5)}
+    assert LimitPlan().plan(TOKENS, uses, NOW_MS) == {1: (0, 70), 2: (0, 15)}
+
+
+def test_large_message_waits_for_the_units_of_all_others() -> None:
+    """Partition 3 waits for all units. The turns of the others end one after the other."""
+    plan = LimitPlan()
+    uses = {0: waiting_for(0, has=40), 1: waiting_for(20, has=30), 2: waiting_for(20, has=30), 3: waiting_for(100)}
+    plan.plan(TOKENS, uses, NOW_MS)
+    now_ms = NOW_MS + 2 * ROTATION_MS
+    uses |= {one: waiting_for(20, has=30, used=300) for one in (1, 2)}
+    targets = plan.plan(TOKENS, uses, now_ms)
+    assert targets == {1: (0, 0), 2: (0, 0), 3: (0, 100)}
+
+
+def test_partitions_that_do_not_wait_give_all_units_for_a_large_message() -> None:
+    plan = LimitPlan()
+    idle = PartitionUse(0, 0, 30, 5)
+    uses = {0: PartitionUse(0, 0, 40, 5), 1: idle, 2: idle, 3: waiting_for(90)}
+    plan.plan(TOKENS, uses, NOW_MS)
+    busy = PartitionUse(0, 0, 30, 50)
+    targets = plan.plan(TOKENS, {0: PartitionUse(0, 0, 40, 50), 1: busy, 2: busy, 3: waiting_for(90)}, NOW_MS + 9999)
+    assert targets == {1: (0, 0), 2: (0, 0), 3: (0, 100)}
+
+
+def test_large_messages_leave_others_their_share() -> None:
+    """Partition 1 has used 400 units for one message. It gets no other turn before the small ones catch up."""
+    plan, small = LimitPlan(), waiting_for(1)
+    plan.plan(TOKENS, {0: waiting_for(0, has=100), 1: waiting_for(100), 2: small}, NOW_MS)
+    after = {0: PartitionUse(0, 0, 0, 0), 1: waiting_for(100, has=100, used=400), 2: small}
+    assert plan.plan(TOKENS, after, NOW_MS + ROTATION_MS) == {1: (0, 0), 2: (0, 100)}
+    after |= {1: waiting_for(100, used=400), 2: waiting_for(1, has=100, used=250)}
+    assert plan.plan(TOKENS, after, NOW_MS + 3 * ROTATION_MS) == {}
+    after |= {2: waiting_for(1, has=100, used=420)}
+    assert plan.plan(TOKENS, after, NOW_MS + 5 * ROTATION_MS) == {1: (0, 100), 2: (0, 0)}
