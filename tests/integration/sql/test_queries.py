@@ -122,11 +122,11 @@ async def test_a_message_shows_its_own_rules(column: str) -> None:
         await bench.client.admin.create_topic("t")
         await bench.client.produce("t", "a", delay="1h", max_attempts=20, backoff={"kind": "fixed", "first": "90s"})
         await bench.client.produce("t", "b", delay="2h", max_attempts="none")
-        await bench.client.produce("t", "c", delay="3h")
-        query = f"SELECT max_attempts, backoff->>'$.first' AS first{column} FROM messages WHERE topic = 't'"
+        await bench.client.produce("t", "c", delay="3h", cost=1200)
+        query = f"SELECT max_attempts, backoff->>'$.first' AS first, cost{column} FROM messages WHERE topic = 't'"
         rows = await bench.rows(f"{query} ORDER BY deliver_at LIMIT 9")
-        found = [(row["max_attempts"], row["first"]) for row in rows]
-        assert found == [(20, "1m30s"), (0, None), (None, None)]
+        found = [(row["max_attempts"], row["first"], row["cost"]) for row in rows]
+        assert found == [(20, "1m30s", 1), (0, None, 1), (None, None, 1200)]
 
 
 CONDITIONS = (
