@@ -82,6 +82,22 @@ def test_a_message_is_produced_with_its_own_attempts(console: Console) -> None:
     browser.reads("kind fixed, first 1h, factor 2, cap 1h, jitter_percent 20")
 
 
+def test_a_message_is_produced_with_a_cost_for_a_rate_with_a_unit(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "costly")
+    console.go(f"#/topics/{name}")
+    said = console.act("Produce…", "Produce", value="prompt", cost="1200")
+    assert f"sandctl produce {name} prompt --cost 1200" in said
+    (message,) = api("GET", f"/topics/{name}/messages")["messages"]
+    assert message["cost"] == 1200
+    api.lease(name, "workers")
+    console.go(f"#/topics/{name}/groups/workers")
+    said = console.act("Limits…", "Set them", rate="1500/s", unit="tokens")
+    assert f"sandctl group limit {name} workers --rate 1500/s --unit tokens" in said
+    browser.reads("1500/s tokens")
+    assert api("GET", f"/topics/{name}/groups/workers")["limits"]["burst"] == 1500
+
+
 def test_a_debounced_message_is_produced(console: Console) -> None:
     browser, api = console.browser, console.api
     topic(api, "pages.debounced")
