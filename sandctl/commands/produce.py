@@ -15,6 +15,7 @@ import click
 from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_argument
 from sandctl.options.payload import as_json, headers_of, open_source, whole
+from sandctl.options.push_target import target_of, target_options
 from sandctl.options.times import DURATION, INSTANT, RATE, now_ms, raw
 from sandctl.options.topic_settings import message_options, message_rules
 from sandctl.output.jsonl import LINE_BYTES_MAX, BadLine, parse_line
@@ -77,6 +78,7 @@ _UNCONFIRMED = 10_000  # maximum number of receipts that wait to be printed
     "--tenant", metavar="NAME", help="Of a fair TOPIC: the tenant whose share the message uses.  [default: default]"
 )
 @message_options()
+@target_options
 @click.option("--partition", type=click.IntRange(0), help="Send to this partition.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Send the message N times.")
 @click.option(
@@ -106,7 +108,7 @@ def produce(
     partition: int | None,
     count: int | None,
     rate: float | None,
-    **rules: Any,
+    **more: Any,
 ) -> None:
     """Send messages to TOPIC, and print the offset of each once it is stored.
 
@@ -118,6 +120,7 @@ def produce(
       sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
       sandctl produce index page-7 --unique-key page-7 --on-conflict debounce --in 5s --max-wait 1m
       sandctl produce orders tick --count 600 --rate 10
+      sandctl produce calls '{"user": 7}' --json --in 1d --push-url https://shop.example/remind
       sandctl produce invoices 4711 --max-attempts 20 --backoff linear --backoff-first 30s
       sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
 
@@ -125,13 +128,12 @@ def produce(
 
     A JSON object has the value as "text", as "value" (base64) or as "json". In a compacted topic a "value" of null
     deletes the key. The object may also have "key", "headers", "deliver_at" or "delay", "ttl", "priority", "tenant",
-    "max_attempts", "backoff", "cost" and "unique_key"; use "key_base64" and "unique_key_base64" for bytes that are not
-    text. `consume -o jsonl` prints such objects. --key, --header, --at, --in, --ttl, --priority, --tenant,
-    --max-attempts, --backoff... and --cost apply to the objects that do not have these fields.
+    "max_attempts", "backoff", "cost", "push" and "unique_key"; use "key_base64" and "unique_key_base64" for bytes that
+    are not text. `consume -o jsonl` prints such objects. --key, --header, --at, --in, --ttl, --priority, --tenant,
+    --max-attempts, --backoff..., --cost and --push-... apply to the objects that do not have these fields.
     """
     is_many = lines or jsonl
-    _check_alternatives(lines=lines, jsonl=jsonl, at=at, delay=delay)
-    _check_max_wait(max_wait, on_conflict)
+    _check_alternatives(lines=lines, jsonl=jsonl, at=at, delay=delay, max_wait=max_wait, on_conflict=on_conflict)
     _check_source(payload, path, is_many=is_many)
     if is_many:
         _check_many(is_json=is_json, unique_key=unique_key, count=count)
@@ -148,8 +150,9 @@ def produce(
         "priority": priority,
         "tenant": tenant,
         "partition": partition,
+        "push": target_of(more),
     }
-    common: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | message_rules(rules)
+    common: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | message_rules(more)
     common["on_conflict"] = on_conflict
     with open_source(path, needed=payload is None) as source:
         if is_many:
@@ -167,16 +170,20 @@ def produce(
                 offsets.add(*receipt)
 
 
-def _check_alternatives(*, lines: bool, jsonl: bool, at: int | None, delay: timedelta | None) -> None:
-    """Raise UsageError if both of two options are given of which only one may be."""
+def _check_alternatives(
+    *,
+    lines: bool,
+    jsonl: bool,
+    at: int | None,
+    delay: timedelta | None,
+    max_wait: timedelta | None,
+    on_conflict: str,
+) -> None:
+    """Raise UsageError if two options are given that exclude each other, or one without the option that it needs."""
     if lines and jsonl:
         raise click.UsageError("--lines and --jsonl cannot be used together")
     if at is not None and delay is not None:
         raise click.UsageError("--at and --in cannot be used together")
-
-
-def _check_max_wait(max_wait: timedelta | None, on_conflict: str) -> None:
-    """Raise UsageError if --max-wait is given without --on-conflict debounce."""
     if max_wait is not None and on_conflict != "debounce":
         raise click.UsageError("--max-wait is for --on-conflict debounce")
 

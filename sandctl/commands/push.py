@@ -30,7 +30,7 @@ SECRET_FILE_BYTES = 64 << 10
 
 @click.group()
 def push() -> None:
-    """Post the messages of a group to a URL, each at its time.
+    """Send the messages of a group to a URL, each at its time.
 
     Each request is signed. A 2xx status acks the message. After any other status or a failure, the request is repeated
     after the topic's back-off. docs/push.md describes the requests.
@@ -42,6 +42,11 @@ def push() -> None:
 @group_argument
 @click.option("--url", metavar="URL", help="URL of the receiver.")
 @click.option(
+    "--targets",
+    type=click.Choice(["group", "message"]),
+    help="message: each message goes to its own URL (produce --push-url).  [default: group]",
+)
+@click.option(
     "--secret-file", metavar="FILE", help="Sign with the secrets in FILE (- is standard input), one per line: whsec_..."
 )
 @click.option("--new-secret", is_flag=True, help="Create a secret and print it; it is not shown again.")
@@ -49,6 +54,11 @@ def push() -> None:
     "--keep-secrets",
     is_flag=True,
     help="Also sign with the previous secrets, until you set secrets without this option.",
+)
+@click.option(
+    "--header-file",
+    metavar="FILE",
+    help="Send the headers in FILE (- is standard input), one per line: NAME=VALUE. An empty file removes them.",
 )
 @click.option(
     "--concurrency", metavar="N", type=int, help="Requests in flight at a time from each node.  [default: 10]"
@@ -60,7 +70,15 @@ def push() -> None:
     help="After 429 with Retry-After: snooze the message only, or also pause others.  [default: snooze]",
 )
 @common_options
-def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_secrets: bool, **options: Any) -> None:
+def set_(
+    topic: str,
+    name: str,
+    secret_file: str | None,
+    new_secret: bool,
+    keep_secrets: bool,
+    header_file: str | None,
+    **options: Any,
+) -> None:
     """Push the messages of a group of TOPIC to a URL, or change the settings. Settings that you do not give stay as
     they are.
 
@@ -68,6 +86,7 @@ def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_
       sandctl group push set orders shop --url https://shop.example/hooks/orders --new-secret
       sandctl group push set orders shop --concurrency 20 --request-timeout 10s
       sandctl group push set orders shop --new-secret --keep-secrets
+      sandctl group push set calls http --targets message --new-secret
 
     The group need not exist yet. `group limit` limits its rate and its messages in flight over all nodes.
     """
@@ -81,6 +100,8 @@ def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_
         given["secrets"] = [made]
     elif secret_file is not None:
         given["secrets"] = _read_secrets(secret_file)
+    if header_file is not None:
+        given["headers"] = _read_headers(header_file)
     if keep_secrets:
         given["keep_secrets"] = True
     if not given:
@@ -93,7 +114,7 @@ def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_
     record = {"group": name, "topic": topic, **found}
     if made is not None:
         record["secret"] = made
-    done(f"group {name} of {topic} is pushed to {found.get('url')}", record)
+    done(f"group {name} of {topic} is pushed to {_receiver(found)}", record)
     if made is not None and settings().output == "table":
         say(f"its new secret, which is not shown again: {made}")
 
@@ -160,7 +181,7 @@ def push_of(pushes: list[dict[str, Any]], group: str) -> dict[str, Any]:
     if settings().output != "table":
         return {"push": found}
     error = f"; last error: {found['error']}" if found["error"] else ""
-    return {"push": f"{found['url']} ({found['state']}{error})"}
+    return {"push": f"{_receiver(found)} ({found['state']}{error})"}
 
 
 def _pushes(topic: str) -> list[dict[str, Any]]:
@@ -172,7 +193,8 @@ def _pushes(topic: str) -> list[dict[str, Any]]:
 
 def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state with instants as text."""
-    return {**_timed(row), "nodes": [_timed(node) for node in row["nodes"]]}
+    url = _receiver(row) if settings().output == "table" else row["url"]
+    return {**_timed(row), "url": url, "nodes": [_timed(node) for node in row["nodes"]]}
 
 
 def _timed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,16 +205,35 @@ def _timed(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "error_at": None if at_ms is None else format_instant(at_ms)}
 
 
-def _read_secrets(file: str) -> list[str]:
+def _receiver(push: Mapping[str, Any]) -> str:
+    """Return the URL of a push, or that messages have their own."""
+    return push.get("url") or "the URLs of its messages"
+
+
+def _read(option: str, file: str) -> str:
     try:
         if file == "-":
-            text = sys.stdin.read(SECRET_FILE_BYTES)
-        else:
-            with open(file, encoding="utf-8") as opened:
-                text = opened.read(SECRET_FILE_BYTES)
+            return sys.stdin.read(SECRET_FILE_BYTES)
+        with open(file, encoding="utf-8") as opened:
+            return opened.read(SECRET_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--secret-file {file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
-    found = text.split()
+        raise click.UsageError(f"{option} {file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+
+
+def _read_secrets(file: str) -> list[str]:
+    found = _read("--secret-file", file).split()
     if not found:
         raise click.UsageError(f"--secret-file {file}: there is no secret in it")
+    return found
+
+
+def _read_headers(file: str) -> dict[str, str]:
+    """Return the headers in a file. No error shows a value, because it may be secret."""
+    found = {}
+    for number, line in enumerate(_read("--header-file", file).splitlines(), 1):
+        name, separator, value = line.partition("=")
+        if not separator and line.strip():
+            raise click.UsageError(f"--header-file {file}: line {number}: NAME=VALUE is expected")
+        if separator:
+            found[name.strip()] = value.strip()
     return found

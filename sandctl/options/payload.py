@@ -43,12 +43,12 @@ def as_json(value: bytes, headers: Mapping[str, str] | None) -> tuple[bytes, dic
         raise click.UsageError(f"--json: the value is no JSON: {error}") from None
 
 
-def headers_of(headers: tuple[str, ...]) -> dict[str, str] | None:
-    """Return the headers of `--header NAME=VALUE`. Raises UsageError if a header has another form."""
+def headers_of(headers: tuple[str, ...], option: str = "--header") -> dict[str, str] | None:
+    """Return the headers of an option with NAME=VALUE. Raises UsageError if a header has another form."""
     found = {}
     for header in headers:
         name, separator, value = header.partition("=")
         if not separator or not name:
-            raise click.UsageError(f"--header {header}: NAME=VALUE is expected")
+            raise click.UsageError(f"{option} {header}: NAME=VALUE is expected")
         found[name] = value
     return found or None

@@ -38,6 +38,7 @@ _PLAIN = {
     "max_request_burst": "max_request_burst",
     "dedup_window": "dedup_window",
     "dead_letter_topic": "dead_letter_topic",
+    "push_targets": "push_targets",
     "dead_retention": "dead_retention",
     "max_dead_letters": "max_dead_letters",
     "precision": "precision",
@@ -62,7 +63,7 @@ def _option(default: str | None, option: str, setting: str, help_text: str = "")
     if text.is_fixed and not help_text:
         says += " It cannot be changed later."
     more: dict[str, Any] = {"metavar": text.metavar} if text.unit else {"type": click.Choice(text.choices)}
-    if setting == "delete_on_ack":
+    if setting in ("delete_on_ack", "push_targets"):
         more = {}
     elif text.unit in _TYPES:
         more["type"] = _TYPES[text.unit]
@@ -140,6 +141,7 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
         _option(default("7d"), "--group-ttl", "group_ttl"),
         _option(default("10m"), "--dedup-window", "dedup_window"),
         _option(default("none"), "--dead-letter-topic", "dead_letter_topic"),
+        _option(default("no-push-targets"), "--push-targets/--no-push-targets", "push_targets"),
         _option(default("none"), "--dead-retention", "dead_retention"),
         _option(default("none"), "--max-dead-letters", "max_dead_letters"),
         _option(default("auto"), "--precision", "precision"),

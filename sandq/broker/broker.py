@@ -67,7 +67,7 @@ from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
 from sandq.model.pauses import KEY, consumer_pause_end_ms
 from sandq.model.sequence import number_of
 from sandq.model.times import format_duration
-from sandq.model.topic_limits import TopicLimits, limits_of
+from sandq.model.topic_limits import TopicLimits
 from sandq.partition import commands as c
 from sandq.partition.leasing.lease_reclaim import check_newest, fenced
 from sandq.partition.produce_validation import Checked, check_batch
@@ -257,7 +257,7 @@ class Broker:
     def _checks(self, request: Produce, leader: PartitionLeader) -> Callable[[], Checked]:
         """Return a function that validates a batch. The function may run on any thread."""
         topic = self.catalog.topics[request.topic]
-        where, own = topic.targets[request.partition], limits_of(request.topic, topic.record.settings)
+        where, own = topic.targets[request.partition], self.catalog.limits_of(topic.record)
         return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
     def _check_producers(self) -> None:
@@ -284,7 +284,7 @@ class Broker:
             for item in items:
                 _check_lease(item[1], own)
         if isinstance(request, Nack):
-            items = with_columns(request, self.limits, lambda: self.check_ranked(topic))
+            items = with_columns(request, self.limits, self.limits_of(topic), lambda: self.check_ranked(topic))
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
         if isinstance(command, c.Nack):
@@ -339,7 +339,7 @@ class Broker:
     def limits_of(self, topic: str) -> TopicLimits | None:
         """Return the limits of a topic; None if the topic has no limits or does not exist."""
         opened = self.catalog.topics.get(topic)
-        return None if opened is None else limits_of(topic, opened.record.settings)
+        return None if opened is None else self.catalog.limits_of(opened.record)
 
     def check_ranked(self, topic: str) -> None:
         """Raise InvalidRequest if the messages of a topic have no priorities."""
@@ -502,7 +502,7 @@ class Broker:
         """Return the duration of a lease in ms: the requested duration, or the topic's default. Raise
         InvalidRequest."""
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
-        _check_lease(lease_ms, limits_of(topic.record.name, topic.record.settings))
+        _check_lease(lease_ms, self.catalog.limits_of(topic.record))
         return lease_ms
 
     def add_credit(self, subscription: Subscription, more: int) -> None:

@@ -30,6 +30,8 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.group_limits import next_epoch
+from sandq.model.push_targets import PushRules
+from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import BatchTarget
 
@@ -64,13 +66,16 @@ class Catalog:
         routes: Routes,
         barrier: MetadataBarrier,
         progress: MetadataProgress,
+        push_rules: PushRules,
         auto_create: AutoCreate = NO_AUTO_CREATE,
     ) -> None:
+        """`push_rules`: URLs that the messages of topics with `push_targets` may have."""
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionLeader] = {}
         self._led: dict[str, list[PartitionLeader]] = {}
         """Cache: partitions that this node leads, by topic. If they change, the entry of the topic is removed."""
         self._auto_create = auto_create
+        self._push_rules = push_rules
         self._barrier = barrier
         self._progress = progress
         self._node_log = node_log
@@ -109,6 +114,10 @@ class Catalog:
         if (shut := self._node_log.metadata.shut) is not None:
             raise Unavailable(f"the current metadata is not known here, as its replica is shut: {shut.reason}")
         await self._progress.until(await self._barrier.index())
+
+    def limits_of(self, topic: Topic) -> TopicLimits | None:
+        """Return the limits of a topic; None if it has none."""
+        return limits_of(topic.name, topic.settings, self._push_rules)
 
     # -- lookups --------------------------------------------------------------------------------------------------
 

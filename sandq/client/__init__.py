@@ -49,6 +49,7 @@ from sandq.client.schedules.schedule import Occurrence, Schedule
 from sandq.client.schedules.schedules import Fire, Schedules, SchedulesStored
 from sandq.client.transport.on_behalf import on_behalf_of
 from sandq.client.webhooks import new_push_secret, sign_push, verify_push
+from sandq.model.message_targets import PushTarget
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
 from sandq.protocol.replies import Partition, TopicRecord
@@ -99,6 +100,7 @@ __all__ = [
     "Partition",
     "PausedPart",
     "Producer",
+    "PushTarget",
     "Receipt",
     "Receipts",
     "Retry",

@@ -11,6 +11,7 @@
     "unique_key": "order-7" | "unique_key_base64": "aw=="
     "priority": -3, "tenant": "acme"      in priority and fair topics
     "max_attempts": 20 | "none", "backoff": {"kind": "fixed", "first": "1h", "cap": "1h"}, "cost": 1200
+    "push": {"url": "https://shop.example/hooks", "method": "POST", "headers": {...}, "timeout": "30s"}
 
 A value whose headers mark it as JSON is written as `json`, so that JSON input becomes JSON output. The JSON of a
 message can be used to produce it again: fields that only a broker sets (offset, id, state, ...) are ignored. Times
@@ -35,6 +36,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.headers import headers_or_none
 from sandq.model.json_values import MISSING, json_bytes, shown_json, with_json_type
+from sandq.model.message_targets import PUSH_TARGETS, PushTarget
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
@@ -117,7 +119,9 @@ _WHEN = ("deliver_at", "delay", "delay_ms")
 _RANKS = ("priority", "tenant")
 _RULES = ("max_attempts", "backoff", "cost")
 _KEYS = ("key", "unique_key")
-KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES, *_RANKS, *_RULES))
+KNOWN = frozenset(
+    (*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", "push", *_TIMES, *_RANKS, *_RULES)
+)
 """Fields that a producer may set."""
 
 
@@ -182,6 +186,13 @@ def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator
             arguments["headers"] = read_headers(found["headers"])
         except InvalidRequest as error:
             yield "headers", error
+    if found.get("push") is not None:
+        try:
+            push = PushTarget.of(found["push"])
+            push.text()
+            arguments["push"] = push
+        except InvalidRequest as error:
+            yield "push", error
     if "json" in found and "value" in arguments:
         arguments["headers"] = with_json_type(arguments.get("headers"))
     times = [name for name in _WHEN if found.get(name) is not None]
@@ -393,6 +404,7 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         if key == "dedup_window_ms":
             found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # as above
             found[ON_EXPIRY] = record.get(ON_EXPIRY, DEAD)
+            found[PUSH_TARGETS] = record.get(PUSH_TARGETS, False)
             if PRECISION_MS not in record:
                 found["precision"] = AUTO
     return found

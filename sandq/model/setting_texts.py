@@ -82,6 +82,9 @@ SETTINGS: Final = {
     "group_ttl": SettingText("How long a group without consumers stays.", DURATION, True),
     "dedup_window": SettingText("How long a unique key stays taken after its delivery.", DURATION),
     "dead_letter_topic": SettingText("A topic to which dead letters are sent.", TOPIC, True),
+    "push_targets": SettingText(
+        "Whether messages may have URLs, to which groups push them.", choices=("true", "false")
+    ),
     "dead_retention": SettingText("How long dead letters are kept after their death.", DURATION, True),
     "max_dead_letters": SettingText(
         "Number of dead letters that each partition keeps for a group: the newest.", NUMBER, True

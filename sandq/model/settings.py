@@ -25,6 +25,7 @@
     max_request_burst    number, none    number of these requests at once after a pause; none: those of a second
     dedup_window         duration        how long a unique key stays taken after its delivery
     dead_letter_topic    text, none      another topic, to which dead letters go
+    push_targets         yes, no         whether messages may have URLs, to which groups push them
     precision            duration, auto  how long a due message may wait for others; auto: the node chooses
     ordering             text            key: one message of a key at a time, or none; never changes
     max_in_flight_per_key
@@ -65,6 +66,7 @@ from sandq.model import schema
 from sandq.model.dead_letter_settings import DEAD, DEAD_RETENTION_MS, KEY_TTL_MS, MAX_DEAD_LETTERS, ON_EXPIRY
 from sandq.model.errors import InvalidSetting
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTINGS, key_limit
+from sandq.model.message_targets import PUSH_TARGETS
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER_TOPIC
@@ -248,6 +250,7 @@ class _LogSettings(_Settings):
         default=None, alias="max_delay"
     )
     dead_letter_topic: Annotated[str | None, _or_none(schema.name("topic"))] = None
+    push_targets: bool = False
     precision_ms: Annotated[int | None, _or_none(schema.duration(1, 1000), AUTO)] = Field(
         default=None, alias="precision"
     )
@@ -264,6 +267,7 @@ class _LogSettings(_Settings):
             **({} if self.max_delay_ms is None else {MAX_DELAY_MS: self.max_delay_ms}),
             **({} if self.precision_ms is None else {PRECISION_MS: self.precision_ms}),
             **({} if self.on_expiry == DEAD else {ON_EXPIRY: self.on_expiry}),
+            **({PUSH_TARGETS: True} if self.push_targets else {}),
             **named,
             "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,

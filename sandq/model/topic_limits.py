@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from sandq.model.message_targets import PUSH_TARGETS
+from sandq.model.push_targets import PushRules
+
 MAX_MESSAGE_BYTES: Final = "max_message_bytes"
 MAX_DELAY_MS: Final = "max_delay_ms"
 MAX_LEASE_MS: Final = "max_lease_ms"
 LIMITS: Final = (MAX_MESSAGE_BYTES, MAX_DELAY_MS, MAX_LEASE_MS)
 """Keys of the limits in the record of a topic's settings."""
+_OWN: Final = frozenset((*LIMITS, PUSH_TARGETS))
 
 
 MAX_REQUEST_RATE_US: Final = "max_request_rate_us"
@@ -35,13 +39,14 @@ class TopicLimits(NamedTuple):
     delay_ms: int | None = None
     """Maximum time from now to the delivery of a message, in ms. Replaces the limit of the node."""
     lease_ms: int | None = None
+    push_rules: PushRules | None = None
+    """URLs that messages of the topic may have; None: they have none."""
 
 
-def has_limits(settings: Mapping[str, Any]) -> bool:
-    """Return whether a record of settings has any of these limits."""
-    return MAX_MESSAGE_BYTES in settings or MAX_DELAY_MS in settings or MAX_LEASE_MS in settings
-
-
-def limits_of(topic: str, settings: Mapping[str, Any]) -> TopicLimits | None:
-    """Return the limits in the record of a topic's settings; None if it has none."""
-    return TopicLimits(topic, *[settings.get(name) for name in LIMITS]) if has_limits(settings) else None
+def limits_of(topic: str, settings: Mapping[str, Any], push_rules: PushRules) -> TopicLimits | None:
+    """Return the limits in the record of a topic's settings; None if it has none. `push_rules`: those of the node."""
+    if settings.keys().isdisjoint(_OWN):
+        return None
+    rules = push_rules if settings.get(PUSH_TARGETS) else None
+    message_bytes, delay_ms, lease_ms = [settings.get(name) for name in LIMITS]
+    return TopicLimits(topic, message_bytes, delay_ms, lease_ms, rules)

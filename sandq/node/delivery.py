@@ -60,7 +60,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
     )
     routes, progress = replication.routes, replication.progress
     auto_create = AutoCreate(config.auto_create_topics)
-    catalog = Catalog(node_log, clock, timers, routes, replication.barrier, progress, auto_create)
+    catalog = Catalog(node_log, clock, timers, routes, replication.barrier, progress, config.push.rules(), auto_create)
     limit_shares = LimitShares(own, catalog, links, clock, timers)
     outbox = OutboxSender(own, catalog, runner, clock, links, nursery)
     pauses = PauseSpreader(own, catalog, routes=routes, runner=runner, links=links, nursery=nursery)

@@ -15,6 +15,7 @@ from sandq.model.batch_format import BODY_HEAD, CODEC_NONE, ENTRY, HEADER_BYTES,
 from sandq.model.errors import BELONGS_TO, InvalidRequest, InvalidTime, TooLarge
 from sandq.model.headers import headers_check
 from sandq.model.limits import FIXED, Limits
+from sandq.model.message_targets import check_target
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import KeyPartitions, partition_for
 from sandq.model.retries import (
@@ -132,7 +133,7 @@ def check_batch(
     _check_columns(batch, target)
     _check_sizes(batch, limits, own)
     if Column.HEADERS in batch.columns and not is_checked:
-        _check_headers(batch)
+        _check_headers(batch, own)
     _check_times(batch, now_ms, limits.delay_days, own)
     if Column.TTL_MS in batch.columns:
         _check_ttls(batch)
@@ -284,15 +285,20 @@ def _check_sizes(batch: Batch, limits: Limits, own: TopicLimits | None) -> None:
                     )
 
 
-def _check_headers(batch: Batch) -> None:
-    """Check that every reader can decode the headers. Many messages have equal headers, so each distinct value is
-    checked once."""
+def check_headers(cell: bytes, own: TopicLimits | None) -> None:
+    """Check that every reader can decode the headers of a message, and that its topic accepts its URL, if it has one.
+    Raise InvalidRequest."""
+    check_target(headers_check(cell), None if own is None else own.push_rules)
+
+
+def _check_headers(batch: Batch, own: TopicLimits | None) -> None:
+    """Check the headers of each message. Many messages have equal headers, so each distinct value is checked once."""
     cells = batch.bytes_column(Column.HEADERS) or ()
     for cell in {*cells}:
         if cell is None:
             continue
         try:
-            headers_check(cell)
+            check_headers(cell, own)
         except InvalidRequest as error:
             raise InvalidRequest(f"message {cells.index(cell)} of the batch: {error.message}") from None
 

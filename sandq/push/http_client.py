@@ -1,4 +1,4 @@
-"""POST a request over TCP or TLS to addresses that the configuration allows, with limits for everything.
+"""Send a request over TCP or TLS to addresses that the configuration allows, with limits for everything.
 
 The host name is resolved and each of its addresses checked; the connection is made to the address, not to the name.
 Redirects are not followed. The client reads the response while it sends the request. Only the status of the response
@@ -64,6 +64,13 @@ class Answer(NamedTuple):
     """The beginning of the body, on one line."""
 
 
+class _Request(NamedTuple):
+    method: bytes
+    target: Target
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
 class _Connection:
     def __init__(self, stream: trio.abc.Stream, now_s: float) -> None:
         self.stream = stream
@@ -93,12 +100,21 @@ class HttpClient:
         if scope.cancelled_caught:
             raise PushFailed(f"{target.host} was not found within {CONNECT_S:g} s")
 
-    async def post(self, target: Target, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float) -> Answer:
+    async def send(
+        self,
+        target: Target,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        timeout_s: float,
+        *,
+        method: str = "POST",
+    ) -> Answer:
         """Send a request and return the response. Raises PushFailed; TargetRefused."""
+        request = _Request(method.encode("ascii"), target, headers, body)
         doing = ["connecting"]
         with trio.move_on_after(timeout_s) as scope:
             try:
-                return await self._post(target, headers, body, doing)
+                return await self._try(request, doing)
             except h11.RemoteProtocolError as error:
                 raise PushFailed(f"the answer is no HTTP: {str(error)[:200]}") from None
             except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
@@ -113,17 +129,17 @@ class HttpClient:
                 _drop(connection.stream)
         self._idle.clear()
 
-    async def _post(self, target: Target, headers: list[tuple[bytes, bytes]], body: bytes, doing: list[str]) -> Answer:
-        connection = self._take(target)
+    async def _try(self, request: _Request, doing: list[str]) -> Answer:
+        connection = self._take(request.target)
         if connection is not None:
             try:
-                return await self._ask(connection, target, headers, body, doing)
+                return await self._ask(connection, request, doing)
             except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
                 if connection.was_heard:
                     raise
                 # The receiver closed the connection while it was unused: send the request on a new connection.
         doing[0] = "connecting"
-        return await self._ask(await self._connect(target), target, headers, body, doing)
+        return await self._ask(await self._connect(request.target), request, doing)
 
     # -- connections ----------------------------------------------------------------------------------------------
 
@@ -193,39 +209,25 @@ class HttpClient:
 
     # -- a request ------------------------------------------------------------------------------------------------
 
-    async def _ask(
-        self,
-        connection: _Connection,
-        target: Target,
-        headers: list[tuple[bytes, bytes]],
-        body: bytes,
-        doing: list[str],
-    ) -> Answer:
+    async def _ask(self, connection: _Connection, request: _Request, doing: list[str]) -> Answer:
         is_kept = False
         try:
-            answer = await self._exchange(connection, target, headers, body, doing)
+            answer = await self._exchange(connection, request, doing)
             http = connection.http
             is_kept = http.our_state is h11.DONE and http.their_state is h11.DONE and not http.trailing_data[0]
             if is_kept:
-                self._keep(target, connection)
+                self._keep(request.target, connection)
             return answer
         finally:
             if not is_kept:
                 _drop(connection.stream)
 
-    async def _exchange(
-        self,
-        connection: _Connection,
-        target: Target,
-        headers: list[tuple[bytes, bytes]],
-        body: bytes,
-        doing: list[str],
-    ) -> Answer:
+    async def _exchange(self, connection: _Connection, request: _Request, doing: list[str]) -> Answer:
         """Send a request, and read the response at the same time. `doing`: its only item names the current step."""
-        http = connection.http
+        http, (method, target, headers, body) = connection.http, request
         whole = [(b"host", target.authority.encode()), *headers, (b"content-length", str(len(body)).encode())]
         doing[0] = "sending"
-        head = http.send(h11.Request(method=b"POST", target=target.path.encode(), headers=whole))
+        head = http.send(h11.Request(method=method, target=target.path.encode(), headers=whole))
         assert head is not None
         response, failure, text, is_early = None, None, bytearray(), False
         async with trio.open_nursery() as nursery:

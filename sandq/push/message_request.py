@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from sandq.client import Message
 from sandq.model.headers import headers_or_none
+from sandq.model.message_targets import PUSH_HEADER, OwnHeaders
 from sandq.model.times import format_instant
 from sandq.model.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
 
@@ -44,8 +45,13 @@ def webhook_id(topic: str, partition: int, message_id: str) -> str:
     return f"{topic.replace('.', '%2E')}_{partition}_{message_id}"
 
 
-def headers_of(message: Message, group: str, secrets: Sequence[str], now_s: int, agent: str) -> Headers:
-    """Return the headers of the request for one attempt, without Host and Content-Length."""
+def headers_of(
+    message: Message, group: str, secrets: Sequence[str], now_s: int, agent: str, *, added: OwnHeaders = ()
+) -> Headers:
+    """Return the headers of the request for one attempt, without Host and Content-Length.
+
+    `added`: headers of the push or of the message's target. They replace the content type and the agent.
+    """
     cell = message.headers_bytes
     own = headers_or_none(cell or None)
     body = message.value or b""
@@ -66,15 +72,17 @@ def headers_of(message: Message, group: str, secrets: Sequence[str], now_s: int,
     }
     if message.deleted:
         fixed["sandq-deleted"] = "true"
+    fixed |= added
     found = [(key.encode("ascii"), value.encode("ascii")) for key, value in fixed.items()]
-    return found + _own_headers(message.key, own, cell)
+    left = HEADER_BYTES_MOST - sum([len(name) + len(value) + 4 for name, value in added])
+    return found + _own_headers(message.key, own, cell, left)
 
 
-def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | None) -> Headers:
-    """Return the key and the headers of the message, as far as they fit.
+def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | None, left: int) -> Headers:
+    """Return the key and the headers of the message, as far as they fit into `left` bytes.
 
-    `cell`: the stored headers. `own`: the headers as a map. None if the stored headers are not a map; they are
-    then sent in base64.
+    The target of the message is left out: it may contain secrets for another receiver. `cell`: the stored headers.
+    `own`: the headers as a map. None if the stored headers are not a map; they are then sent in base64.
     """
     wanted = [] if key is None else [("sandq-key", quote(key, safe=_VALUE_SAFE.strip()))]
     if own is None:
@@ -82,10 +90,10 @@ def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | No
     wanted += [
         (HEADER_PREFIX + quote(str(header).lower(), safe=_NAME_SAFE), encoded(value))
         for header, value in (own or {}).items()
-        if not (header.lower() == CONTENT_TYPE and _is_plain(value))
+        if not (header.lower() == CONTENT_TYPE and _is_plain(value)) and header != PUSH_HEADER
     ]
     found: Headers = []
-    left, left_out = HEADER_BYTES_MOST, 0
+    left_out = 0
     for header, value in wanted:
         size = len(header) + len(value) + 4
         if size > min(left, HEADER_MOST_BYTES) or len(found) == HEADERS_MOST:

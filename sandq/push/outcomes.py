@@ -29,8 +29,10 @@ class Outcome(NamedTuple):
 
     end: End
     error: str | None = None
-    delay_s: int | None = None
+    delay_s: float | None = None
     """Delay of the retry in seconds; None: the topic's back-off."""
+    status: int | None = None
+    """Status of the response; None if there was none."""
 
     @property
     def is_failure(self) -> bool:
@@ -38,20 +40,25 @@ class Outcome(NamedTuple):
         messages may fail for the same reason."""
         return self.end is not End.ACKED
 
+    @property
+    def is_of_host(self) -> bool:
+        """True if the host did not answer, or is overloaded or broken. Other responses concern the message."""
+        return self.status is None or self.status == TOO_MANY or self.status >= 500
+
 
 def outcome_of(status: int, text: str, retry_after: str | None, now_s: float) -> Outcome:
     """Return the outcome for a response. `text`: the beginning of its body; `retry_after`: the header."""
     if 200 <= status < 300:
-        return Outcome(End.ACKED)
+        return Outcome(End.ACKED, status=status)
     error = f"HTTP {status}: {text}" if text else f"HTTP {status}"
     if status == GONE:
-        return Outcome(End.DEAD, error)
+        return Outcome(End.DEAD, error, status=status)
     delay_s = retry_after_s(retry_after, now_s) if status in (TOO_MANY, UNAVAILABLE) else None
     if status == TOO_MANY and delay_s is not None:
-        return Outcome(End.SNOOZED, error, delay_s)
+        return Outcome(End.SNOOZED, error, delay_s, status)
     if 300 <= status < 400:
         error = f"{error} (redirects are not followed)"
-    return Outcome(End.RETRIED, error, delay_s)
+    return Outcome(End.RETRIED, error, delay_s, status)
 
 
 def retry_after_s(text: str | None, now_s: float) -> int | None:

@@ -1,29 +1,37 @@
 """The pump of one group on one node: a consumer of the partitions that the node leads, whose handler sends requests.
 
+A `UrlPump` sends all messages to the URL of the group. A `MessagePump` sends each message to its own URL, and shares
+its slots among their hosts (`hosts`).
+
     looking --the target is allowed--> pushing <--success-- probing <--+
        |                                  |                    |       | the pause is over
        +--not allowed, or not found-------+--failures----------+--> waiting
 
-In the states `looking` and `waiting`, no messages are held: messages are leased only to be sent.
+In the states `looking` and `waiting`, no messages are held: messages are leased only to be sent. A `MessagePump` is
+always in the state `pushing` while the node leads partitions.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import structlog
 import trio
 
 from sandq.client import Client, Message
-from sandq.model.errors import SandqError
+from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.headers import headers_or_none
 from sandq.model.limits import FIXED
+from sandq.model.message_targets import PUSH_HEADER, MessageTarget, parse_target
 from sandq.model.push import PAUSE_TENANT, Push
 from sandq.model.push_targets import Target, TargetRefused, shown_url
 from sandq.push.circuit import Circuit, State
+from sandq.push.hosts import Host, Hosts, HostShares
 from sandq.push.http_client import HttpClient, PushFailed
 from sandq.push.message_request import headers_of
 from sandq.push.outcomes import End, Outcome, outcome_of
@@ -39,6 +47,8 @@ AGAIN_S: Final = 1.0
 """Pause before a failed consumer starts again, in seconds."""
 PAUSE_S: Final = 10.0
 """Time in seconds within which a pause after 429 must hold in all partitions. Then the message is snoozed anyway."""
+OPEN_HOSTS_SHOWN: Final = 10
+"""Maximum number of failing hosts in a list."""
 SHOWN_CHARS: Final = 300
 """Maximum number of characters of an error in logs and lists."""
 
@@ -62,8 +72,28 @@ class PushCounts:
         self.last_error_ms: int | None = None
 
 
-class Pump:
-    """Pushes one group to one URL; when the URL changes, the group gets a new pump."""
+class PumpParts(TypedDict):
+    """Arguments of a pump."""
+
+    topic: str
+    group: str
+    push: Push
+    client: Client
+    http: HttpClient
+    counts: PushCounts
+    now_ms: Callable[[], int]
+    observe: Callable[[float], None]
+    """Called with the duration of each request in seconds."""
+    agent: str
+    """The User-Agent of requests."""
+    slots: trio.CapacityLimiter
+    """Limits the requests of all pumps of the node."""
+    grace_s: float
+    """Time in seconds for requests in progress when the pump ends."""
+
+
+class Pump(ABC):
+    """Pushes one group; when its push changes, the group gets a new pump."""
 
     def __init__(
         self,
@@ -80,11 +110,6 @@ class Pump:
         slots: trio.CapacityLimiter,
         grace_s: float,
     ) -> None:
-        """`observe`: called with the duration of each request in seconds. `agent`: the User-Agent of requests.
-
-        `slots`: limits the requests of all pumps of the node. `grace_s`: time in seconds for requests in
-        progress when the pump ends.
-        """
         self.topic, self.group, self.push = topic, group, push
         self._client = client
         self._http = http
@@ -94,11 +119,8 @@ class Pump:
         self._agent = agent
         self._slots = slots
         self._grace_s = grace_s
-        self._target = Target.parse(push["url"])
-        self._circuit = Circuit()
         self._partitions: tuple[int, ...] = ()
         self._changed = trio.Event()
-        self._limiter = trio.CapacityLimiter(push["concurrency"])
         self._ending = False
         self._refusal: str | None = None
         """Last error of the consumer, so that a repeated error is logged once. None once a message arrives."""
@@ -118,17 +140,25 @@ class Pump:
 
     def row(self) -> dict[str, Any]:
         """Return the pump's state and counters, for PUSH_LIST."""
-        left_s = self._circuit.until_s - trio.current_time() if self._circuit.state is State.OPEN else 0.0
         counts = self._counts
         return {
             "state": str(self.doing),
-            "retry_in_ms": max(round(left_s * 1000), 0) if self.doing is Doing.WAITING else None,
+            "retry_in_ms": self._retry_in_ms(),
             "partitions": list(self._partitions),
             "in_flight": counts.in_flight,
             "error": counts.last_error,
             "error_ms": counts.last_error_ms,
+            "open_hosts": self._open_hosts(),
             **{str(end): counts.ends[end] for end in End},
         }
+
+    def _retry_in_ms(self) -> int | None:
+        """Return the time until the receiver is probed; None unless the pump waits."""
+        return None
+
+    def _open_hosts(self) -> list[str]:
+        """Return hosts that fail, up to `OPEN_HOSTS_SHOWN`. Their messages wait."""
+        return []
 
     async def run(self) -> None:
         """Run until `end` was called and the requests in progress are done, or until the task is cancelled."""
@@ -139,17 +169,120 @@ class Pump:
                     self.doing = Doing.LOOKING
                     await self._changed.wait()
                     continue
-                if self._circuit.state is State.OPEN:
-                    await self._pause()
+                if not await self._prepare() or self._changed.is_set():
                     continue
-                if not await self._is_allowed() or self._changed.is_set():
-                    continue
-                is_probe = self._circuit.state is State.PROBING
-                self.doing = Doing.PROBING if is_probe else Doing.PUSHING
-                scope, concurrency = trio.CancelScope(), 1 if is_probe else self.push["concurrency"]
-                consumers.start_soon(self._consume, scope, self._partitions, concurrency)
+                scope = trio.CancelScope()
+                consumers.start_soon(self._consume, scope, self._partitions, self._credit())
                 await self._changed.wait()
                 scope.cancel()
+
+    @abstractmethod
+    async def _prepare(self) -> bool:
+        """Set the state, and return whether messages may be leased now. If not, the pump asks again."""
+
+    @abstractmethod
+    def _credit(self) -> int:
+        """Return how many messages the pump may hold."""
+
+    @abstractmethod
+    async def _handle(self, message: Message) -> None:
+        """Send a message, and settle it by the response."""
+
+    # -- consuming ------------------------------------------------------------------------------------------------
+
+    async def _consume(self, scope: trio.CancelScope, partitions: Sequence[int], credit: int) -> None:
+        """Consume these partitions through the client, like any other consumer, until cancelled."""
+        with scope:
+            while True:
+                try:
+                    await self._client.run(
+                        self.topic,
+                        self.group,
+                        self._receive,
+                        concurrency=credit,
+                        credit=credit,
+                        partitions=partitions,
+                        grace=min(self._grace_s, self.push["timeout_ms"] / 1000),
+                    )
+                except SandqError as error:  # the pump subscribes again while the metadata contains the push
+                    self._note(error.message)
+                    if error.message != self._refusal:
+                        log.info("a push cannot consume", topic=self.topic, group=self.group, error=error.message)
+                    self._refusal = error.message
+                await trio.sleep(AGAIN_S)
+
+    async def _receive(self, message: Message) -> None:
+        self._refusal = None
+        await self._handle(message)
+
+    async def _send(self, message: Message, target: MessageTarget) -> Outcome:
+        """Send a message, and return the outcome."""
+        self._counts.in_flight += 1
+        began_s = trio.current_time()
+        try:
+            return await self._ask(message, target)
+        finally:
+            self._counts.in_flight -= 1
+            self._observe(trio.current_time() - began_s)
+
+    async def _ask(self, message: Message, target: MessageTarget) -> Outcome:
+        # The receiver compares the timestamp with its own wall clock, so this uses the wall clock, too.
+        now_s = time.time()
+        headers = headers_of(message, self.group, self.push["secrets"], int(now_s), self._agent, added=target.headers)
+        timeout_s = (target.timeout_ms or self.push["timeout_ms"]) / 1000
+        try:
+            answer = await self._http.send(target.target, headers, message.value, timeout_s, method=target.method)
+        except TargetRefused as error:  # the name has a new address that is not allowed: not the message's fault
+            return Outcome(End.SNOOZED, error.message)
+        except PushFailed as error:
+            return Outcome(End.RETRIED, str(error))
+        return outcome_of(answer.status, answer.text, answer.retry_after, now_s)
+
+    def _settle(self, message: Message, outcome: Outcome) -> None:
+        """Settle a message by its outcome."""
+        self._counts.ends[outcome.end] += 1
+        delay = None if outcome.delay_s is None else f"{round(outcome.delay_s * 1000)}ms"
+        if not message.is_held:
+            pass  # its lease was lost meanwhile: the broker delivers it again
+        elif outcome.end is End.ACKED:
+            message.ack()
+        elif outcome.end is End.DEAD:
+            message.dead(outcome.error)
+        else:
+            message.nack(delay=delay, error=outcome.error, count=outcome.end is not End.SNOOZED)
+
+    def _note(self, error: str) -> None:
+        self._counts.last_error, self._counts.last_error_ms = error[:SHOWN_CHARS], self._now_ms()
+
+
+class UrlPump(Pump):
+    """Pushes a group to the URL of its push."""
+
+    def __init__(self, **parts: Unpack[PumpParts]) -> None:
+        super().__init__(**parts)
+        headers = tuple(self.push.get("headers", {}).items())
+        self._target = MessageTarget(Target.parse(self.push["url"]), headers=headers)
+        self._circuit = Circuit()
+        self._limiter = trio.CapacityLimiter(self.push["concurrency"])
+
+    def _retry_in_ms(self) -> int | None:
+        if self.doing is not Doing.WAITING:
+            return None
+        left_s = self._circuit.until_s - trio.current_time() if self._circuit.state is State.OPEN else 0.0
+        return max(round(left_s * 1000), 0)
+
+    async def _prepare(self) -> bool:
+        if self._circuit.state is State.OPEN:
+            await self._pause()
+            return False
+        if not await self._is_allowed() or self._changed.is_set():
+            return False
+        self.doing = Doing.PROBING if self._circuit.state is State.PROBING else Doing.PUSHING
+        return True
+
+    def _credit(self) -> int:
+        concurrency: int = self.push["concurrency"]
+        return 1 if self._circuit.state is State.PROBING else concurrency
 
     async def _pause(self) -> None:
         """Wait until the open circuit may be probed. Return earlier if it was closed, or if the pump ends."""
@@ -166,54 +299,32 @@ class Pump:
         if self._circuit.state is State.CLOSED:
             self.doing = Doing.LOOKING
         try:
-            await self._http.check(self._target)
+            await self._http.check(self._target.target)
         except (TargetRefused, PushFailed) as error:
             self._note(str(error))
-            self._open(str(error))
+            self._circuit.open(trio.current_time())
+            self._log_open(str(error))
             return False
         return True
 
-    # -- consuming ------------------------------------------------------------------------------------------------
-
-    async def _consume(self, scope: trio.CancelScope, partitions: Sequence[int], concurrency: int) -> None:
-        """Consume these partitions through the client, like any other consumer, until cancelled."""
-        with scope:
-            while True:
-                try:
-                    await self._client.run(
-                        self.topic,
-                        self.group,
-                        self._send,
-                        concurrency=concurrency,
-                        credit=concurrency,
-                        partitions=partitions,
-                        grace=min(self._grace_s, self.push["timeout_ms"] / 1000),
-                    )
-                except SandqError as error:  # the pump subscribes again while the metadata contains the push
-                    self._note(error.message)
-                    if error.message != self._refusal:
-                        log.info("a push cannot consume", topic=self.topic, group=self.group, error=error.message)
-                    self._refusal = error.message
-                await trio.sleep(AGAIN_S)
-
-    async def _send(self, message: Message) -> None:
-        """Send a message, and settle it by the response."""
-        self._refusal = None
+    async def _handle(self, message: Message) -> None:
         async with self._limiter, self._slots:
             if not message.is_held:
                 return
-            self._counts.in_flight += 1
-            began_s = trio.current_time()
-            try:
-                outcome = await self._ask(message)
-            finally:
-                self._counts.in_flight -= 1
-        self._observe(trio.current_time() - began_s)
+            outcome = await self._send(message, self._target)
         if outcome.end is End.SNOOZED and outcome.delay_s:
             await self._pause_others(message, outcome.delay_s)
+        is_change = self._update_circuit(outcome)
+        if outcome.end is End.DEAD and self._circuit.state is not State.CLOSED:
+            # The receiver fails all requests, so "410 Gone" is about the receiver, not about this message.
+            outcome = outcome._replace(end=End.SNOOZED)
         self._settle(message, outcome)
+        if outcome.error is not None:
+            self._note(outcome.error)
+        if is_change:
+            self._changed.set()
 
-    async def _pause_others(self, message: Message, for_s: int) -> None:
+    async def _pause_others(self, message: Message, for_s: float) -> None:
         """Pause the tenant or the group of a message, as `on_429` says, before the message is snoozed.
 
         If the pause does not hold in all partitions, the message is snoozed nevertheless, and the next 429 pauses
@@ -224,43 +335,11 @@ class Pump:
         pause = message.pause_tenant if part == PAUSE_TENANT else message.pause_group
         with trio.move_on_after(PAUSE_S) as scope:
             try:
-                await pause(for_=f"{min(for_s * 1000, FIXED.consumer_pause_most_ms)}ms")
+                await pause(for_=f"{min(round(for_s * 1000), FIXED.consumer_pause_most_ms)}ms")
             except SandqError as error:
                 self._note(f"{part}: {error.message}")
         if scope.cancelled_caught:
             self._note(f"{part}: the pause did not hold in all partitions within {PAUSE_S:g} s")
-
-    async def _ask(self, message: Message) -> Outcome:
-        # The receiver compares the timestamp with its own wall clock, so this uses the wall clock, too.
-        now_s = time.time()
-        headers = headers_of(message, self.group, self.push["secrets"], int(now_s), self._agent)
-        try:
-            answer = await self._http.post(self._target, headers, message.value, self.push["timeout_ms"] / 1000)
-        except TargetRefused as error:  # the name has a new address that is not allowed: not the message's fault
-            return Outcome(End.SNOOZED, error.message)
-        except PushFailed as error:
-            return Outcome(End.RETRIED, str(error))
-        return outcome_of(answer.status, answer.text, answer.retry_after, now_s)
-
-    def _settle(self, message: Message, outcome: Outcome) -> None:
-        is_change = self._update_circuit(outcome)
-        if outcome.end is End.DEAD and self._circuit.state is not State.CLOSED:
-            # The receiver fails all requests, so "410 Gone" is about the receiver, not about this message.
-            outcome = Outcome(End.SNOOZED, outcome.error)
-        self._counts.ends[outcome.end] += 1
-        delay = None if outcome.delay_s is None else f"{outcome.delay_s}s"
-        if not message.is_held:
-            pass  # its lease was lost meanwhile: the broker delivers it again
-        elif outcome.end is End.ACKED:
-            message.ack()
-        elif outcome.end is End.DEAD:
-            message.dead(outcome.error)
-        else:
-            message.nack(delay=delay, error=outcome.error, count=outcome.end is not End.SNOOZED)
-        if outcome.error is not None:
-            self._note(outcome.error)
-        if is_change:
-            self._changed.set()
 
     def _update_circuit(self, outcome: Outcome) -> bool:
         """Record an outcome in the circuit; return whether its state changed."""
@@ -274,10 +353,6 @@ class Pump:
                 log.info("a push goes on: the receiver answers again", topic=self.topic, group=self.group)
         return is_change
 
-    def _open(self, error: str) -> None:
-        self._circuit.open(trio.current_time())
-        self._log_open(error)
-
     def _log_open(self, error: str) -> None:
         log.warning(
             "a push waits: the receiver fails every request",
@@ -288,5 +363,77 @@ class Pump:
             error=error[:SHOWN_CHARS],
         )
 
-    def _note(self, error: str) -> None:
-        self._counts.last_error, self._counts.last_error_ms = error[:SHOWN_CHARS], self._now_ms()
+
+class MessagePump(Pump):
+    """Pushes each message of a group to its own URL."""
+
+    def __init__(self, hosts: Hosts, **parts: Unpack[PumpParts]) -> None:
+        """`hosts`: the hosts that the node remembers."""
+        super().__init__(**parts)
+        self._hosts = hosts
+        self._shares = HostShares(self.push["concurrency"])
+
+    def _open_hosts(self) -> list[str]:
+        return self._hosts.open_hosts((self.topic, self.group), OPEN_HOSTS_SHOWN)
+
+    async def _prepare(self) -> bool:
+        self.doing = Doing.PUSHING
+        await trio.lowlevel.checkpoint()
+        return True
+
+    def _credit(self) -> int:
+        return 2 * self._shares.slots  # messages that have a slot, and as many that wait for one
+
+    async def _handle(self, message: Message) -> None:
+        try:
+            target = _target_of(message)
+        except InvalidRequest as error:
+            self._settle(message, Outcome(End.DEAD, error.message))
+            self._note(error.message)
+            return
+        host = self._hosts.of((self.topic, self.group), target.target.host)
+        ticket = self._shares.enter(host, trio.current_time())
+        if ticket is None:
+            self._snooze(message, host)
+            return
+        try:
+            await ticket.decided.wait()
+            if not ticket.has_slot:
+                self._snooze(message, host)
+                return
+            async with self._slots:
+                if message.is_held:
+                    self._end(message, host, await self._send(message, target), trio.current_time() - ticket.since_s)
+        finally:
+            self._shares.leave(ticket, trio.current_time())
+
+    def _snooze(self, message: Message, host: Host) -> None:
+        """Give a message back until its host can probably take it."""
+        why = "is busy" if host.error is None else f"fails: {host.error}"
+        delay_s = self._shares.delay_s(host, trio.current_time())
+        self._settle(message, Outcome(End.SNOOZED, f"waits, because {host.name} {why}", delay_s))
+
+    def _end(self, message: Message, host: Host, outcome: Outcome, took_s: float) -> None:
+        """Record the outcome of a request in the state of its host, and settle the message."""
+        error = outcome.error or ""
+        if outcome.is_of_host:
+            if host.failed(error[:SHOWN_CHARS], trio.current_time(), took_s, outcome.delay_s):
+                self._log("the messages of a host wait: it fails every request", host, error=error[:SHOWN_CHARS])
+        elif host.succeeded(took_s):
+            self._log("the messages of a host go on: it answers again", host)
+        if outcome.end is End.SNOOZED and outcome.delay_s is None:
+            outcome = outcome._replace(end=End.RETRIED)  # its address is not allowed
+        self._settle(message, outcome)
+        if outcome.error is not None:
+            self._note(f"{host.name}: {outcome.error}")
+
+    def _log(self, event: str, host: Host, **more: str) -> None:
+        log.debug(event, topic=self.topic, group=self.group, host=host.name, **more)
+
+
+def _target_of(message: Message) -> MessageTarget:
+    """Return the target in the headers of a message. Raise InvalidRequest."""
+    headers = headers_or_none(message.headers_bytes or None) or {}
+    if PUSH_HEADER not in headers:
+        raise InvalidRequest(f"the message has no URL: the header {PUSH_HEADER} is missing")
+    return parse_target(headers[PUSH_HEADER])

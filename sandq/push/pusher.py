@@ -27,8 +27,9 @@ from sandq.model.errors import SandqError, StartupError
 from sandq.model.health import ERROR_CHARS, PUSH_STARTING, PushState
 from sandq.model.push import shown
 from sandq.model.push_targets import PushRules
+from sandq.push.hosts import Hosts
 from sandq.push.http_client import HttpClient, Resolve
-from sandq.push.pump import GRACE_S, Pump, PushCounts
+from sandq.push.pump import GRACE_S, MessagePump, Pump, PumpParts, PushCounts, UrlPump
 
 log = structlog.get_logger("sandq.push")
 
@@ -85,6 +86,7 @@ class Pusher:
         self._changed = Signal()
         self._ending = False
         self._slots = trio.CapacityLimiter(_most_requests())
+        self._hosts = Hosts()
         self._pumps: dict[Pushed, Pump] = {}
         self.counts: dict[Pushed, PushCounts] = {}
         self.durations = Histogram(SECONDS)
@@ -181,7 +183,7 @@ class Pusher:
                 counts = self.counts.setdefault(pushed, PushCounts())
                 now_ms, observe = self._broker.clock.now_ms, self.durations.observe
                 try:
-                    pump = Pump(
+                    parts = PumpParts(
                         topic=pushed[0],
                         group=pushed[1],
                         push=pushes[pushed],
@@ -194,6 +196,8 @@ class Pusher:
                         slots=self._slots,
                         grace_s=self.grace_s,
                     )
+                    is_by_message = pushes[pushed]["url"] is None
+                    pump = MessagePump(self._hosts, **parts) if is_by_message else UrlPump(**parts)
                 except SandqError as error:  # a node of another version accepted a setting that is invalid here
                     log.error("a group cannot be pushed", topic=pushed[0], group=pushed[1], error=error.message)
                     continue

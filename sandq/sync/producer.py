@@ -15,7 +15,7 @@ from sandq.client.producer.batches import Receipt as AsyncReceipt
 from sandq.client.producer.batches import Receipts as AsyncReceipts
 from sandq.client.producer.producer import Producer as AsyncProducer
 from sandq.client.producer.send_options import SendOptions, takes_send_options
-from sandq.client.producer.validation import Headers, Ready, Value
+from sandq.client.producer.validation import Headers, Push, Ready, Value
 from sandq.model.errors import SandqError
 from sandq.model.json_values import MISSING
 from sandq.model.retries import Backoff, MaxAttempts
@@ -178,6 +178,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         max_attempts: MaxAttempts | None = None,
         backoff: Backoff | None = None,
         cost: int | None = None,
+        push: Push | None = None,
     ) -> Receipt:
         """Add a message to the next batch; waits only while the buffer is full.
 
@@ -188,7 +189,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, max_wait,
-            priority, tenant, max_attempts, backoff, cost,
+            priority, tenant, max_attempts, backoff, cost, push,
         )  # fmt: skip
         inner.check_open()
         receipt = Receipt(portal)

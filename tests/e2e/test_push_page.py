@@ -1,4 +1,4 @@
-"""The examples of docs/push.md run and print the output on the page.
+"""The examples of docs/push.md and docs/push/urls.md run and print the output on the pages.
 
 The receiver runs, the shell lines run against a node, and the Python code runs against a broker."""
 
@@ -27,7 +27,8 @@ from tests.support.waiting import PATIENCE_S
 
 PAGE = (ROOT / "docs" / "push.md").read_text(encoding="utf-8")
 CLIENT_PAGE = document("client")
-BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
+URLS_PAGE = (ROOT / "docs" / "push" / "urls.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE + URLS_PAGE, re.M | re.S)
 ALLOWS = re.findall(r"^(SANDQ_PUSH.*) sandq$", PAGE, re.M)
 RECEIVER = re.findall(r"^python (docs/examples/push_receiver\.py) --port 9000 --secret-file secret$", PAGE, re.M)
 
@@ -73,6 +74,7 @@ def test_shell_examples_run(node: NodeProcess, tmp_path: Path, port: int) -> Non
             if block == first[1]:
                 assert receiver.stdout.readline() == "orders attempt 1: tea\n"
                 assert receiver.stdout.readline() == "orders attempt 1: cake\n"
+        assert receiver.stdout.readline() == "calls attempt 1: call Ada\n"
     finally:
         receiver.kill()
         receiver.communicate()

@@ -60,7 +60,7 @@ HEADERS: Final[dict[str, bytes]] = {
 
 def accept_any_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the nodes of this process store headers as earlier versions did."""
-    monkeypatch.setattr(produce_validation, "_check_headers", lambda batch: None)
+    monkeypatch.setattr(produce_validation, "_check_headers", lambda batch, own: None)
 
 
 def shown(row: dict[str, Any], name: str) -> bytes | None:

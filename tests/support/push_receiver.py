@@ -17,6 +17,7 @@ Raw = Callable[[trio.abc.Stream], Awaitable[None]]
 class Got:
     """A request."""
 
+    method: str
     target: str
     headers: dict[str, str]
     body: bytes
@@ -30,6 +31,7 @@ class Receiver:
     `answers`: answers to the next requests, as `(status, headers, body)`. If none is left, the answer is `otherwise`.
     `raw`: function that writes the answer to the stream instead. `hold`: event that each answer waits for."""
 
+    host: str = "127.0.0.1"
     port: int = 0
     scheme: str = "http"
     got: list[Got] = field(default_factory=list)
@@ -45,7 +47,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.port}/hook"
+        return f"{self.scheme}://{self.host}:{self.port}/hook"
 
     async def until(self, count: int) -> list[Got]:
         """Wait until there are `count` requests, and return all requests."""
@@ -80,7 +82,7 @@ class Receiver:
             while isinstance(event := await _next(http, stream), h11.Data):
                 body += bytes(event.data)
             headers = {name.decode(): value.decode() for name, value in request.headers}
-            self._note(Got(request.target.decode(), headers, body, number))
+            self._note(Got(request.method.decode(), request.target.decode(), headers, body, number))
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
             try:
@@ -109,10 +111,12 @@ async def _next(http: h11.Connection, stream: trio.abc.Stream) -> object:
 
 
 @asynccontextmanager
-async def receiving(tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[Receiver]:
-    """Run a receiver on a port of 127.0.0.1, by default a free one, during the block."""
-    receiver = Receiver(scheme="http" if tls is None else "https")
-    listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
+async def receiving(
+    tls: ssl.SSLContext | None = None, port: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[Receiver]:
+    """Run a receiver on a port of a loopback address, by default a free one, during the block."""
+    receiver = Receiver(host=host, scheme="http" if tls is None else "https")
+    listeners = await trio.open_tcp_listeners(port, host=host)
     receiver.port = listeners[0].socket.getsockname()[1]
     served = listeners if tls is None else [trio.SSLListener(one, tls, https_compatible=True) for one in listeners]
     async with trio.open_nursery() as nursery:

@@ -26,10 +26,11 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
+from sandq.model.message_targets import PUSH_TARGETS
 from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, RESTORING, check_name, check_new_topic
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
 from sandq.model.push import PAUSE_TENANT, changed_push, shown
-from sandq.model.push_targets import PushRules, Target, TargetRefused, shown_url
+from sandq.model.push_targets import PushRules, Target, TargetRefused
 from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.partition import commands as c
 from sandq.protocol.requests_admin import (
@@ -239,7 +240,8 @@ class TopicAdministration:
         await self._changes.run(change)
 
     async def push_group(self, request: GroupPush, caller: Caller) -> dict[str, Any] | None:
-        """Set, change or end the push of a group's messages to a URL. Return the new settings without secrets.
+        """Set, change or end the push of a group's messages to a URL, or to URLs of their own. Return the new settings
+        without secrets.
 
         If `request.push` is None, the push ends. This method also works before the group exists. Raise UnknownTopic,
         InvalidSetting, InvalidRequest."""
@@ -249,7 +251,8 @@ class TopicAdministration:
         async def change() -> dict[str, Any] | None:
             """If the push of the group changes, commit the new push, or the end of the push. Return the new settings
             without secrets."""
-            kind = self._catalog.topic(name).record.kind
+            topic = self._catalog.topic(name).record
+            kind = topic.kind
             old = self._changes.view.pushes.get((name, group))
             if request.push is None:
                 if old is not None:
@@ -260,6 +263,9 @@ class TopicAdministration:
             if push.get("on_429") == PAUSE_TENANT and kind != FAIR:
                 problem = f"on_429: topic {name!r} is a {kind} topic, and only a fair topic has tenants to pause"
                 raise InvalidSetting(problem, mistakes=[problem])
+            if push["url"] is None and not topic.settings.get(PUSH_TARGETS):
+                problem = f"targets: messages of topic {name!r} have no URLs: set its {PUSH_TARGETS} first"
+                raise InvalidSetting(problem, mistakes=[problem])
             if request.push.get("url") is not None:
                 try:
                     self._push_rules.check(Target.parse(push["url"]))
@@ -267,7 +273,7 @@ class TopicAdministration:
                     raise InvalidSetting(error.message, mistakes=[error.message]) from None
             if push != old:
                 await self._changes.commit(m.SetPush(name, group, push))
-                log.info("group is pushed", topic=name, group=group, url=shown_url(push["url"]))
+                log.info("group is pushed", topic=name, group=group, url=shown(push)["url"])
             return shown(push)
 
         return await self._changes.run(change)

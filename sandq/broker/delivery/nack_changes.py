@@ -6,15 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from sandq.model.errors import InvalidRequest, TooLarge
-from sandq.model.headers import headers_check
 from sandq.model.limits import Limits
+from sandq.model.topic_limits import TopicLimits
+from sandq.partition.produce_validation import check_headers
 from sandq.protocol.requests import CHANGES, Nack, NackItem
 
 
-def with_columns(request: Nack, limits: Limits, check_ranked: Callable[[], None]) -> list[list[Any]]:
+def with_columns(
+    request: Nack, limits: Limits, own: TopicLimits | None, check_ranked: Callable[[], None]
+) -> list[list[Any]]:
     """Return the items of a nack, with the changes of their messages by column.
 
-    `check_ranked()`: raises InvalidRequest if the topic has no priorities. Raise TooLarge, InvalidRequest."""
+    `own`: limits of the topic. `check_ranked()`: raises InvalidRequest if the topic has no priorities. Raise TooLarge,
+    InvalidRequest."""
     most = limits.headers_bytes
     items = []
     for number, item in enumerate(request.items, 1):
@@ -25,7 +29,7 @@ def with_columns(request: Nack, limits: Limits, check_ranked: Callable[[], None]
                 raise TooLarge(f"headers: {size} bytes, {most} are allowed", limit="headers_bytes", maximum=most)
             if size:
                 try:
-                    headers_check(changes["headers"])
+                    check_headers(changes["headers"], own)
                 except InvalidRequest as error:
                     raise InvalidRequest(f"item {number}: {error.message}") from None
             item = [*item[:5], {CHANGES[name]: value for name, value in changes.items()}, *item[6:]]

@@ -17,7 +17,7 @@ from sandq.model.limits import FIXED, Limits
 from sandq.model.names import COMPACTED, FAIR, RANKED
 from sandq.model.outbox import route
 from sandq.model.partitioning import KeyPartitions, delimiter_of
-from sandq.model.topic_limits import TopicLimits, limits_of
+from sandq.model.topic_limits import TopicLimits
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import BatchTarget, check_batch
 from sandq.protocol.requests import AckThen
@@ -57,7 +57,7 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
             fields[Column.TENANT] = tenant.encode()
         partition = _partition_of(fields, topic, own, request.partition)
         try:
-            own_limits = limits_of(topic.name, topic.settings)
+            own_limits = catalog.limits_of(topic)
             _check(fields, at_ms, is_delay, now_ms, limits, target_of(topic, partition), own_limits)
         except InvalidRequest as error:
             raise type(error)(f"message {number} for topic {topic.name!r}: {error.message}", **error.details) from None

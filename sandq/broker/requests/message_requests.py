@@ -34,7 +34,6 @@ from sandq.model.errors import (
     UnknownGroup,
     UnknownPartition,
 )
-from sandq.model.headers import headers_check
 from sandq.model.key_limits import key_limit
 from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY, check_name
@@ -46,7 +45,7 @@ from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOT_AHEAD
 from sandq.partition.groups.part_pauses import FOREVER, command_part
-from sandq.partition.produce_validation import check_not_far, most_value_bytes
+from sandq.partition.produce_validation import check_headers, check_not_far, most_value_bytes
 from sandq.partition.queries.fetch import Extent, Fetched
 from sandq.partition.queries.queries import UNITS_S, PartitionQueries
 from sandq.partition.records.claim import Outcome
@@ -193,7 +192,7 @@ class MessageRequests:
         for position, item in enumerate(items):
             if cell := MoveItem(*item).changes.get(Column.HEADERS):
                 try:
-                    headers_check(cell)
+                    check_headers(cell, own)
                 except InvalidRequest as error:
                     raise InvalidRequest(f"item {position}: {error.message}") from None
         return items, total

@@ -204,8 +204,10 @@ class GroupAdmin:
         group: str,
         url: str | None = None,
         *,
+        targets: str | None = None,
         secrets: str | Sequence[str] | None = None,
         keep_secrets: bool = False,
+        headers: Mapping[str, str] | None = None,
         concurrency: int | None = None,
         request_timeout: Duration | None = None,
         on_429: str | None = None,
@@ -214,7 +216,10 @@ class GroupAdmin:
         """Send the messages of a group to a URL by POST, each at its time, or change this setting. Return the resulting
         setting.
 
-        An omitted argument changes nothing. The result contains only hints of the secrets. `secrets`: 1 to 4 secrets,
+        An omitted argument changes nothing. The result contains only hints of the secrets, and no values of headers.
+        `targets`: with "message" instead of a URL, each message goes to its own URL (`produce(..., push=...)`); the
+        topic needs `push_targets`. `headers`: up to 16 headers of the requests, for example `authorization`; {} removes
+        them. `secrets`: 1 to 4 secrets,
         each of which signs the requests (`sandq.new_push_secret()` creates one). With `keep_secrets`, the former
         secrets sign as well, while a receiver changes to the new ones. `concurrency`: maximum number of concurrent
         requests per node that leads partitions (default 10). `request_timeout`: timeout of a request to the URL,
@@ -225,6 +230,7 @@ class GroupAdmin:
         Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does not allow.
         """
         given: dict[str, Any] = {"url": url, "concurrency": concurrency, "on_429": on_429}
+        given |= {"targets": targets, "headers": None if headers is None else dict(headers)}
         if secrets is not None:
             given["secrets"] = [secrets] if isinstance(secrets, str) else list(secrets)
         if keep_secrets:
@@ -249,10 +255,11 @@ class GroupAdmin:
     async def pushes(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
         """Return the groups of a topic that are pushed, ordered by name.
 
-        Each row has `url`, `secrets` (hints), `concurrency`, `request_timeout`, `state`, the last `error` and its
-        `error_ms`. The states are: "pushing"; "waiting" and "probing" while all requests to the receiver fail;
-        "looking" while its address is resolved; "starting". `nodes` has one row per node that pushes, with counts since
-        the node started (`acked`, `retried`, `snoozed`, `dead`).
+        Each row has `url` (None with `targets` "message"), `secrets` (hints), `concurrency`, `request_timeout`,
+        `state`, the last `error` and its `error_ms`. The states are: "pushing"; "waiting" and "probing" while all
+        requests to the receiver fail; "looking" while its address is resolved; "starting". `nodes` has one row per node
+        that pushes, with counts since the node started (`acked`, `retried`, `snoozed`, `dead`), and with `open_hosts`:
+        up to 10 hosts of messages that fail.
         """
         return merge(await rows_of_leaders(self._cluster, PushList(check_name("topic", topic))))
 

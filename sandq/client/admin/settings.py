@@ -47,6 +47,7 @@ class TopicSettings(TypedDict, total=False):
     retain_bytes: int | str | None
     dedup_window: Duration
     dead_letter_topic: str | None
+    push_targets: bool
     dead_retention: Duration | None
     max_dead_letters: int | OrNone
     precision: Duration | None

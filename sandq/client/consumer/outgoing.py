@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandq.client.arguments import suggesting
-from sandq.client.producer.validation import AT, DELAY, TIME_BITS, Headers, MessageValidation, Value
+from sandq.client.producer.validation import AT, DELAY, TIME_BITS, Headers, MessageValidation, Push, Value
 from sandq.client.transport.cluster import Cluster
 from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.model.json_values import MISSING
@@ -39,6 +39,7 @@ class Outgoing:
     max_attempts: MaxAttempts | None = field(default=None, kw_only=True)
     backoff: Backoff | None = field(default=None, kw_only=True)
     cost: int | None = field(default=None, kw_only=True)
+    push: Push | None = field(default=None, kw_only=True)
 
     def row(self, checks: MessageValidation) -> list[Any]:
         """Check the message, and return it in the form of ACK_THEN. Raises InvalidRequest, InvalidTime, TooLarge."""
@@ -57,6 +58,7 @@ class Outgoing:
             max_attempts=self.max_attempts,
             backoff=self.backoff,
             cost=self.cost,
+            push=self.push,
         )
         priority, tenant = rank or (None, None)
         named: dict[str, Any] = {"value": value, "key": key, "headers": headers, "ttl_ms": ttl_ms}

@@ -7,7 +7,8 @@ messages of a batch have the same traits (`validation.Traits`). So these message
 - messages with different values of `on_conflict` or `max_wait`;
 - writes to keys with and without an expected version;
 - messages with and without a rank;
-- messages with and without rules of their own: attempts, back-off, cost.
+- messages with and without rules of their own: attempts, back-off, cost;
+- messages with and without a URL (the broker refuses a batch with a URL that it does not allow).
 """
 
 from __future__ import annotations

@@ -17,11 +17,13 @@ from sandq.client.producer.batch_accumulator import BatchAccumulator
 from sandq.client.producer.batches import Batch, Receipt, Receipts, failure_of
 from sandq.client.producer.send_options import SendOptions, takes_send_options
 from sandq.client.producer.validation import (
+    PUSH_BIT,
     RANK_AT,
     RANK_BIT,
     RULES_BIT,
     Headers,
     MessageValidation,
+    Push,
     Rank,
     Ready,
     Value,
@@ -36,6 +38,7 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
 from sandq.model.json_values import MISSING
+from sandq.model.message_targets import with_target
 from sandq.model.retries import Backoff, MaxAttempts, MessageRules
 from sandq.model.times import Duration, Instant
 
@@ -153,6 +156,7 @@ class Producer:
         max_attempts: MaxAttempts | None = None,
         backoff: Backoff | None = None,
         cost: int | None = None,
+        push: Push | None = None,
     ) -> Receipt:
         """Add a message to the next batch; waits only while the buffer is full.
 
@@ -166,7 +170,7 @@ class Producer:
             await self.wait_for_capacity()
         message = self.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, max_wait,
-            priority, tenant, max_attempts, backoff, cost,
+            priority, tenant, max_attempts, backoff, cost, push,
         )  # fmt: skip
         if message[RANK_AT] is not None:
             await self._refresh_kind(message[RANK_AT])
@@ -217,7 +221,10 @@ class Producer:
         if (delay_ms := options.get("delay_ms")) is not None:
             delay = delay_of(delay, delay_ms)
         traits, time = checks.time(options.get("deliver_at"), delay)
-        key_bytes, packed = checks.key(key), checks.headers(options.get("headers"))
+        headers = options.get("headers")
+        if (push := options.get("push")) is not None:
+            headers = with_target(headers, push)
+        key_bytes, packed = checks.key(key), checks.headers(headers)
         # Values of messages that are not mappings.
         extras: tuple[int | None, bytes | None, Rank | None, MessageRules | None] | None = None
         receipts = Receipts()
@@ -246,6 +253,7 @@ class Producer:
                         await self._refresh_kind(rank)
                     rules = rules_of(options.get("max_attempts"), options.get("backoff"), options.get("cost"))
                     traits |= 0 if rules is None else RULES_BIT
+                    traits |= 0 if push is None else PUSH_BIT
                     extras = ttl_ms, unique, rank, rules
                 batch, position, sealed = self.add(data, key_bytes, packed, traits, time, partition, *extras)
                 receipts.add(batch, position)

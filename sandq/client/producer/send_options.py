@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypedDict, TypeVar
 
 from sandq.client.arguments import list_options
-from sandq.client.producer.validation import Headers, Value
+from sandq.client.producer.validation import Headers, Push, Value
 from sandq.model.retries import Backoff, MaxAttempts
 from sandq.model.times import Duration, Instant
 
@@ -65,6 +65,9 @@ class SendOptions(TypedDict, total=False):
 
     `cost`: what a delivery of the message costs, for groups whose rate has a unit, for example its tokens: 1 (the
     default) to 1,000,000,000.
+
+    `push`: the URL to which groups with `targets="message"` send the message: a `sandq.PushTarget`, or a mapping with
+    its fields. The topic needs `push_targets`. The target is stored as the header `sandq-push`.
     """
 
     key: Value | None
@@ -82,6 +85,7 @@ class SendOptions(TypedDict, total=False):
     max_attempts: MaxAttempts | None
     backoff: Backoff | None
     cost: int | None
+    push: Push | None
 
 
 def takes_send_options(method: F) -> F:

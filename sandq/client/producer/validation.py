@@ -13,6 +13,7 @@ from sandq.model.headers import HeaderValue
 from sandq.model.json_values import MISSING, content_of
 from sandq.model.key_limits import NO_SETTINGS
 from sandq.model.limits import DEFAULT, FIXED
+from sandq.model.message_targets import PushTarget, with_target
 from sandq.model.names import check_tenant
 from sandq.model.retries import NO_RULES, Backoff, MaxAttempts, MessageRules, parse_rules
 from sandq.model.times import DAY_MS, TIME_MAX_MS, Duration, Instant, duration_ms, format_duration, instant_ms
@@ -21,6 +22,7 @@ from sandq.protocol.requests import DEBOUNCE, IGNORE, MAX_WAIT_MS, REJECT, REPLA
 
 Value = bytes | bytearray | memoryview | str
 Headers = Mapping[str, HeaderValue]
+Push = PushTarget | Mapping[str, Any]
 
 Traits = int
 """Bit set of the traits of a message. Only messages with equal traits share a batch.
@@ -28,7 +30,8 @@ Traits = int
 Bits 0 and 1: kind of time (see `NOW`). Bits 2 to 4: 0 without a unique key, otherwise 1 + the `on_conflict` action. One
 bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
 ahead that the broker may reject it (`FAR_BIT`), a unique key together with a different key (`PAIR_BIT`), rules of its
-own (`RULES_BIT`). The bits from `MAX_WAIT_SHIFT` on: the `max_wait` of a debounced message in ms, or 0.
+own (`RULES_BIT`), a URL (`PUSH_BIT`). The bits from `MAX_WAIT_SHIFT` on: the `max_wait` of a debounced message in ms,
+or 0.
 
 So the broker checks messages one by one only if their traits require it. If it rejects a batch, only messages with the
 same traits are affected.
@@ -66,7 +69,8 @@ RANK_BIT = 128
 FAR_BIT = 256
 PAIR_BIT = 512
 RULES_BIT = 1024
-MAX_WAIT_SHIFT = 11
+PUSH_BIT = 2048
+MAX_WAIT_SHIFT = 12
 
 OnConflict = int | tuple[int, int]
 """The `on_conflict` of a PRODUCE: a number, or (DEBOUNCE, `max_wait` in ms)."""
@@ -169,6 +173,7 @@ class MessageValidation:
         max_attempts: MaxAttempts | None = None,
         backoff: Backoff | None = None,
         cost: int | None = None,
+        push: Push | None = None,
     ) -> Ready:
         """Check a message, given with a value or with `json`. May be called from any thread.
 
@@ -178,6 +183,8 @@ class MessageValidation:
             delay = delay_of(delay, delay_ms)
         if json is not MISSING or value is MISSING:
             value, headers = content_of(value, json, headers)
+        if push is not None:
+            headers = with_target(headers, push)
         traits, at = self.time(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
         data = self.value(value) if value is not None else None
         key_bytes = self.key(key) if key is not None else None
@@ -194,6 +201,8 @@ class MessageValidation:
         if max_attempts is not None or backoff is not None or cost is not None:
             rules = rules_of(max_attempts, backoff, cost)
             traits |= 0 if rules is None else RULES_BIT
+        if push is not None:
+            traits |= PUSH_BIT
         return data, key_bytes, packed, traits, at, partition, ttl_ms, unique, rank, rules
 
     def time(self, deliver_at: Instant | None, delay: Duration | None) -> tuple[Traits, int]:

@@ -17,6 +17,7 @@ from sandq.client.producer import delay_of
 from sandq.model.errors import InvalidRequest, InvalidTime
 from sandq.model.json_values import with_json_type
 from sandq.model.limits import FIXED
+from sandq.model.message_targets import HEADERS_MOST
 from sandq.model.retries import MOST_ATTEMPTS, MOST_COST
 from sandq.model.times import TIME_MAX_MS, duration_ms, instant_ms
 from sandq.protocol.fields import PARTITION_MAX
@@ -234,10 +235,18 @@ class PushIn(Body):
     """How the messages of a group are pushed. Members that are not given stay."""
 
     url: str | None = Field(default=None, description="URL to which messages are POSTed.")
+    targets: Literal["group", "message"] | None = Field(
+        default=None, description="`message`: each message goes to its own URL. The topic needs `push_targets`."
+    )
     secrets: list[str] | None = Field(
         default=None, description="1 to 4 secrets, each `whsec_` and base64 of 24 to 64 bytes; all sign. Not shown."
     )
     keep_secrets: bool = Field(default=False, description="Keep the previous secrets, too.")
+    headers: dict[str, str] | None = Field(
+        default=None,
+        max_length=HEADERS_MOST,
+        description="Headers of the requests. Their values are not shown. `{}` removes them.",
+    )
     concurrency: int | None = Field(default=None, description="Requests of each node at a time; 10 by default.")
     request_timeout: Duration | None = Field(default=None, description="Time for one request; 30 s by default.")
     on_429: Literal["snooze", "pause_tenant", "pause_group"] | None = Field(
@@ -298,6 +307,21 @@ MaxAttempts = Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] | Literal["none"]
 Cost = Annotated[int, Field(ge=1, le=MOST_COST)]
 
 
+class PushTargetIn(BaseModel):
+    """The URL of a message, to which groups with `"targets": "message"` send it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    url: str
+    method: Literal["POST", "PUT", "PATCH", "DELETE", "GET"] = "POST"
+    headers: dict[str, str] | None = Field(
+        default=None, max_length=HEADERS_MOST, description="Headers of the request, which are stored with the message."
+    )
+    timeout: Duration | None = Field(
+        default=None, description="Time for the request, 1 s to 10 minutes; by default that of the group."
+    )
+
+
 class MessageIn(BaseModel):
     """A message to produce. Its value is one of `text`, `value` and `json`."""
 
@@ -337,6 +361,9 @@ class MessageIn(BaseModel):
         default=None, description="Its own back-off; by default the setting of the group or topic."
     )
     cost: Cost | None = Field(default=None, description="Its cost, for groups whose rate has a unit; 1 by default.")
+    push: PushTargetIn | None = Field(
+        default=None, description="Its URL; the topic needs `push_targets`. It is stored as the header `sandq-push`."
+    )
 
     @model_validator(mode="before")
     @classmethod

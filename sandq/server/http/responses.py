@@ -255,8 +255,10 @@ class DeadOutcomes(ResponseModel):
 
 class PushSettings(ResponseModel):
     group: str
-    url: str
+    url: str | None = Field(description="Null with the targets `message`.")
+    targets: str = Field(default="group", description="`message`: each message has its own URL.")
     secrets: list[str] = Field(description="Hints; the secrets are not shown.")
+    headers: dict[str, str] = Field(default={}, description="Headers of the requests; their values are not shown.")
     concurrency: int
     request_timeout: str
     on_429: str = Field(default="snooze", description="Reaction to a response 429 with `Retry-After`.")
@@ -270,6 +272,9 @@ class PushNode(ResponseModel):
     in_flight: int
     error: str | None
     error_at: str | None
+    open_hosts: list[str] = Field(
+        default=[], description="With the targets `message`: up to 10 hosts that fail. Their messages wait."
+    )
     acked: int = Field(description="Messages since the node started; the same for `retried`, `snoozed` and `dead`.")
     retried: int
     snoozed: int

@@ -113,3 +113,43 @@ def test_error_message_is_short_for_any_input() -> None:
         with pytest.raises(InvalidSetting) as refusal:
             changed_push(None, given)
         assert len(refusal.value.message) < 1000
+
+
+def test_push_to_the_urls_of_messages_has_no_url_of_its_own() -> None:
+    push = changed_push(None, {"targets": "message", "secrets": [A]})
+    assert push == {"url": None, "secrets": [A], "concurrency": 10, "timeout_ms": 30_000}
+    assert changed_push(push, {"concurrency": 3})["url"] is None, "a change keeps the targets"
+    assert shown(push)["targets"] == "message" and shown(push)["url"] is None
+    back = changed_push(push, {"url": URL, "secrets": [B]})
+    assert back["url"] == URL and "targets" not in shown(back)
+
+
+@pytest.mark.parametrize(
+    ("old", "given", "words"),
+    [
+        ({}, {"targets": "messages"}, "targets: one of group, message"),
+        ({}, {"targets": "message", "url": URL}, "each message has its own"),
+        ({}, {"targets": "message", "headers": {"a": "b"}}, "headers: with targets message"),
+        ({}, {"targets": "message", "on_429": "pause_group"}, "on_429: with targets message"),
+        ({"targets": "message"}, {"url": URL, "secrets": None}, "another url needs secrets"),
+        ({"targets": "message"}, {"targets": "group"}, "url: it is missing"),
+        ({"url": URL}, {"targets": "message", "secrets": None}, "another url needs secrets"),
+        ({"url": URL, "headers": {"a": "b"}}, {"url": "https://other.example/"}, "another url needs headers"),
+        ({"url": URL, "headers": {"a": "b"}}, {"targets": "message"}, "another url needs headers"),
+        ({"url": URL}, {"headers": {"host": "x"}}, "headers: host is set by the sender only"),
+    ],
+)
+def test_contradicting_targets_are_refused(old: dict[str, Any], given: dict[str, Any], words: str) -> None:
+    before = changed_push(None, {**old, "secrets": [A]}) if old else None
+    with pytest.raises(InvalidSetting, match=words):
+        changed_push(before, {"secrets": [A], **given})
+
+
+def test_headers_are_kept_and_their_values_are_never_shown() -> None:
+    push = changed_push(None, {"url": URL, "secrets": [A], "headers": {"Authorization": "Bearer x"}})
+    assert push["headers"] == {"authorization": "Bearer x"}
+    assert changed_push(push, {"concurrency": 3})["headers"] == push["headers"]
+    assert shown(push)["headers"] == {"authorization": "…"} and "Bearer" not in str(shown(push))
+    assert "headers" not in changed_push(push, {"headers": {}})
+    moved = changed_push(push, {"url": "https://other.example/", "secrets": [B], "headers": {}})
+    assert "headers" not in moved

@@ -25,7 +25,7 @@ KEYS = [
     *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
     *("dedup_window", "ordering", "max_in_flight_per_key", "max_snoozes", "dead_letter_topic"),
     *("max_message_bytes", "max_delay", "max_lease", "max_request_rate", "max_request_burst"),
-    *("precision", "on_expiry", "dead_retention", "max_dead_letters"),
+    *("precision", "on_expiry", "push_targets", "dead_retention", "max_dead_letters"),
 ]
 DAY_S = 86_400
 DEFAULT_RECORD = {

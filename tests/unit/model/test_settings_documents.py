@@ -118,6 +118,9 @@ def _option_defaults(names: list[str], values: list[str]) -> dict[str, str]:
         if name == "--delete-on-ack":
             found["delete_on_ack"] = {"delete-on-ack": "yes"}[value.removeprefix("--")]
             continue
+        if name == "--push-targets":
+            found["push_targets"] = {"no-push-targets": "no"}[value.removeprefix("--")]
+            continue
         number = "1" if name == "--max-attempts" else value
         (setting, inner), *_ = settings_of({option: number}).items()
         key = f"backoff.{next(iter(inner))}" if setting == "backoff" else setting
@@ -130,7 +133,8 @@ def test_sandctl_help_has_the_defaults() -> None:
         name: match[1] for name, words in _help_of(create).items() if (match := re.search(r"\[default: (.*)\]$", words))
     }
     own = {name: value for name, value in told.items() if name not in ("--kind", "--partitions", "--replicas")}
-    own.pop("--retain", None)  # the counterpart of --delete-on-ack
+    for counterpart in ("--retain", "--no-push-targets"):
+        own.pop(counterpart, None)
     assert _option_defaults(list(own), list(own.values())) == DEFAULTS
     for command in (update, update_group):
         assert not any("[default: " in words for words in _help_of(command).values()), (

@@ -39,7 +39,7 @@ def at(receiver: Receiver) -> Target:
 async def test_a_message_is_posted_and_the_answer_read(http: HttpClient) -> None:
     async with receiving() as receiver:
         receiver.answers = [(418, {"Retry-After": "7"}, b"I am\na \x00teapot " + b"x" * 2000)]
-        answer = await http.post(at(receiver), HEADERS, b"body \xff", PATIENCE_S)
+        answer = await http.send(at(receiver), HEADERS, b"body \xff", PATIENCE_S)
     (got,) = receiver.got
     assert (got.target, got.body) == ("/hook", b"body \xff")
     assert got.headers == {"host": f"127.0.0.1:{receiver.port}", "sandq-topic": "t", "content-length": "6"}
@@ -50,23 +50,23 @@ async def test_a_message_is_posted_and_the_answer_read(http: HttpClient) -> None
 async def test_a_connection_is_used_again(http: HttpClient) -> None:
     async with receiving() as receiver:
         for _ in range(3):
-            assert (await http.post(at(receiver), HEADERS, b"x" * 200_000, PATIENCE_S)).status == 204
+            assert (await http.send(at(receiver), HEADERS, b"x" * 200_000, PATIENCE_S)).status == 204
         assert receiver.connections == 1
 
 
 async def test_closed_connection_is_reopened(http: HttpClient) -> None:
     async with receiving() as receiver:
         port = receiver.port
-        await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
+        await http.send(at(receiver), HEADERS, b"", PATIENCE_S)
     async with receiving(port=port) as receiver:
-        assert (await http.post(at(receiver), HEADERS, b"", PATIENCE_S)).status == 204
+        assert (await http.send(at(receiver), HEADERS, b"", PATIENCE_S)).status == 204
         assert len(receiver.got) == 1
 
 
 async def test_redirects_are_not_followed(http: HttpClient) -> None:
     async with receiving() as receiver, receiving() as other:
         receiver.answers = [(302, {"Location": other.url}, b"")]
-        assert (await http.post(at(receiver), HEADERS, b"", PATIENCE_S)).status == 302
+        assert (await http.send(at(receiver), HEADERS, b"", PATIENCE_S)).status == 302
         assert other.got == []
 
 
@@ -75,7 +75,7 @@ async def test_a_receiver_that_hangs_is_given_up(http: HttpClient, autojump_cloc
     async with receiving() as receiver:
         receiver.hold = trio.Event()
         with pytest.raises(PushFailed, match="no answer within 30 s, while waiting for the answer"):
-            await http.post(at(receiver), HEADERS, b"", 30.0)
+            await http.send(at(receiver), HEADERS, b"", 30.0)
 
 
 def writes(*parts: bytes, forever: bytes = b"") -> Callable[[trio.abc.Stream], trio.abc.Stream]:
@@ -91,7 +91,7 @@ def writes(*parts: bytes, forever: bytes = b"") -> Callable[[trio.abc.Stream], t
 async def test_endless_body_is_read_up_to_a_limit(http: HttpClient) -> None:
     async with receiving() as receiver:
         receiver.raw = writes(b"HTTP/1.1 500 no\r\n\r\n", forever=b"z" * 5000)  # type: ignore[assignment]
-        answer = await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
+        answer = await http.send(at(receiver), HEADERS, b"", PATIENCE_S)
         assert (answer.status, answer.text) == (500, "z" * TEXT_CHARS) and BODY_BYTES < 100_000
         assert not http._idle
 
@@ -104,7 +104,7 @@ async def test_a_status_counts_although_the_body_hangs(http: HttpClient) -> None
             await trio.sleep_forever()
 
         receiver.raw = hang
-        assert (await http.post(at(receiver), HEADERS, b"", PATIENCE_S)).status == 200
+        assert (await http.send(at(receiver), HEADERS, b"", PATIENCE_S)).status == 200
         assert not http._idle
 
 
@@ -141,7 +141,7 @@ LARGE = b"x" * (64 << 20)
 
 async def test_early_refusal_of_a_large_body_is_returned(http: HttpClient) -> None:
     async with answering_early(b"HTTP/1.1 413 too large\r\ncontent-length: 8\r\n\r\nnot that") as target:
-        answer = await http.post(target, HEADERS, LARGE, PATIENCE_S)
+        answer = await http.send(target, HEADERS, LARGE, PATIENCE_S)
     assert (answer.status, answer.text) == (413, "not that")
 
 
@@ -152,7 +152,7 @@ async def test_early_acceptance_waits_until_the_body_is_sent(http: HttpClient) -
     async with answering_early(accepted, reads) as target, trio.open_nursery() as nursery:
 
         async def post() -> None:
-            answers.append((await http.post(target, HEADERS, LARGE, PATIENCE_S)).status)
+            answers.append((await http.send(target, HEADERS, LARGE, PATIENCE_S)).status)
 
         nursery.start_soon(post)
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -166,7 +166,7 @@ async def test_acceptance_without_reading_the_body_fails(
     autojump_clock.autojump_threshold = 0.05
     async with answering_early(b"HTTP/1.1 202 yes\r\ncontent-length: 0\r\n\r\n") as target:
         with pytest.raises(PushFailed, match="answered 202, and did not read the rest of the request"):
-            await http.post(target, HEADERS, LARGE, 30.0)
+            await http.send(target, HEADERS, LARGE, 30.0)
     assert not http._idle
 
 
@@ -189,7 +189,7 @@ async def test_acceptance_before_disconnect_fails(http: HttpClient) -> None:
 
     async with serving(serve) as target:
         with pytest.raises(PushFailed, match=r"answered 200, and did not read the rest|reset"):
-            await http.post(target, HEADERS, LARGE, PATIENCE_S)
+            await http.send(target, HEADERS, LARGE, PATIENCE_S)
     assert not http._idle
 
 
@@ -209,7 +209,7 @@ async def test_body_is_sent_while_the_reply_is_received(http: HttpClient) -> Non
             data = await stream.receive_some(1 << 20)
 
     async with serving(serve) as target:
-        answer = await http.post(target, HEADERS, LARGE, PATIENCE_S)
+        answer = await http.send(target, HEADERS, LARGE, PATIENCE_S)
     assert (answer.status, answer.text, got) == (200, "x" * TEXT_CHARS, len(LARGE))
 
 
@@ -229,9 +229,9 @@ async def test_a_second_answer_is_none_to_the_next_request(http: HttpClient, gap
         await trio.sleep_forever()
 
     async with serving(serve) as target:
-        assert (await http.post(target, HEADERS, b"", PATIENCE_S)).status == 204
+        assert (await http.send(target, HEADERS, b"", PATIENCE_S)).status == 204
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert (await http.post(target, HEADERS, b"", PATIENCE_S)).status == 500
+        assert (await http.send(target, HEADERS, b"", PATIENCE_S)).status == 500
     assert connections == 2
 
 
@@ -249,14 +249,14 @@ async def test_invalid_reply_is_a_failure(http: HttpClient, answer: bytes, forev
     async with receiving() as receiver:
         receiver.raw = writes(answer, forever=forever)  # type: ignore[assignment]
         with pytest.raises(PushFailed, match=why):
-            await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
+            await http.send(at(receiver), HEADERS, b"", PATIENCE_S)
 
 
 async def test_closed_port_is_a_failure(http: HttpClient) -> None:
     async with receiving() as receiver:
         target = at(receiver)
     with pytest.raises(PushFailed, match=r"connecting: .*refused"):
-        await http.post(target, HEADERS, b"", PATIENCE_S)
+        await http.send(target, HEADERS, b"", PATIENCE_S)
 
 
 async def test_a_name_is_checked_by_each_of_its_addresses() -> None:
@@ -266,10 +266,10 @@ async def test_a_name_is_checked_by_each_of_its_addresses() -> None:
     http = HttpClient(LOCAL, resolve=resolve)
     async with receiving() as receiver:
         target = at(receiver)._replace(host="mixed.test")
-        assert (await http.post(target, HEADERS, b"", PATIENCE_S)).status == 204
+        assert (await http.send(target, HEADERS, b"", PATIENCE_S)).status == 204
         assert receiver.got[0].headers["host"].startswith("mixed.test:")
     with pytest.raises(TargetRefused, match=r"inside.test is at fd00::1"):
-        await http.post(target._replace(host="inside.test"), HEADERS, b"", PATIENCE_S)
+        await http.send(target._replace(host="inside.test"), HEADERS, b"", PATIENCE_S)
     with pytest.raises(TargetRefused):
         await http.check(target._replace(host="inside.test"))
     http.close()
@@ -287,7 +287,7 @@ async def test_a_name_that_becomes_another_address_is_caught() -> None:
     target = Target.parse("http://rebinding.test:9/")
     await http.check(target)
     with pytest.raises(TargetRefused):
-        await http.post(target, HEADERS, b"", PATIENCE_S)
+        await http.send(target, HEADERS, b"", PATIENCE_S)
 
 
 async def test_a_name_that_is_not_found_is_a_failure() -> None:
@@ -321,9 +321,9 @@ async def test_silent_address_leaves_time_for_the_next(
     http = HttpClient(PushRules.of(["127.0.0.1", "10.0.0.0/8"], [], True), resolve=resolve)
     async with receiving() as receiver:
         target = at(receiver)._replace(host="some.test")
-        assert (await http.post(target, HEADERS, b"", PATIENCE_S)).status == 204
+        assert (await http.send(target, HEADERS, b"", PATIENCE_S)).status == 204
         with pytest.raises(PushFailed, match="no connection within 10 s"):
-            await http.post(target._replace(host="none.test"), HEADERS, b"", PATIENCE_S)
+            await http.send(target._replace(host="none.test"), HEADERS, b"", PATIENCE_S)
     http.close()
 
 
@@ -339,7 +339,7 @@ async def test_a_status_that_comes_just_in_time_counts(
 
     async with receiving() as receiver:
         receiver.raw = late
-        assert (await http.post(at(receiver), HEADERS, b"", 30.0)).status == 200
+        assert (await http.send(at(receiver), HEADERS, b"", 30.0)).status == 200
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
@@ -375,10 +375,10 @@ async def test_certificates_are_verified(http: HttpClient, tmp_path: Path) -> No
     tls.load_cert_chain(certificate_file, key_file)
     async with receiving(tls) as receiver:
         with pytest.raises(PushFailed, match="its certificate is not trusted"):
-            await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
+            await http.send(at(receiver), HEADERS, b"", PATIENCE_S)
         assert receiver.got == []
         trusting = HttpClient(LOCAL, ssl.create_default_context(cafile=certificate_file))
         for _ in range(2):
-            assert (await trusting.post(at(receiver), HEADERS, b"x", PATIENCE_S)).status == 204
+            assert (await trusting.send(at(receiver), HEADERS, b"x", PATIENCE_S)).status == 204
         assert len({got.connection for got in receiver.got}) == 1
         trusting.close()

@@ -11,11 +11,11 @@ NOW_S = 1_800_000_000.5
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 def test_2xx_acks(status: int) -> None:
-    assert outcome_of(status, "thanks", "5", NOW_S) == Outcome(End.ACKED)
+    assert outcome_of(status, "thanks", "5", NOW_S) == Outcome(End.ACKED, status=status)
 
 
 def test_410_is_dead() -> None:
-    assert outcome_of(410, "no such user", "5", NOW_S) == Outcome(End.DEAD, "HTTP 410: no such user")
+    assert outcome_of(410, "no such user", "5", NOW_S) == Outcome(End.DEAD, "HTTP 410: no such user", status=410)
 
 
 @pytest.mark.parametrize("status", [300, 400, 401, 404, 408, 422, 500, 502, 503, 504, 429, 599])
@@ -25,14 +25,14 @@ def test_other_statuses_are_retried_with_backoff(status: int) -> None:
 
 
 def test_redirects_are_reported() -> None:
-    assert outcome_of(302, "", "5", NOW_S) == Outcome(End.RETRIED, "HTTP 302 (redirects are not followed)")
+    assert outcome_of(302, "", "5", NOW_S) == Outcome(End.RETRIED, "HTTP 302 (redirects are not followed)", status=302)
 
 
 def test_retry_after_is_followed() -> None:
-    assert outcome_of(429, "slow", "7", NOW_S) == Outcome(End.SNOOZED, "HTTP 429: slow", 7)
-    assert outcome_of(503, "", "7", NOW_S) == Outcome(End.RETRIED, "HTTP 503", 7)
-    assert outcome_of(500, "", "7", NOW_S) == Outcome(End.RETRIED, "HTTP 500")
-    assert outcome_of(429, "", "soon", NOW_S) == Outcome(End.RETRIED, "HTTP 429")
+    assert outcome_of(429, "slow", "7", NOW_S) == Outcome(End.SNOOZED, "HTTP 429: slow", 7, 429)
+    assert outcome_of(503, "", "7", NOW_S) == Outcome(End.RETRIED, "HTTP 503", 7, 503)
+    assert outcome_of(500, "", "7", NOW_S) == Outcome(End.RETRIED, "HTTP 500", status=500)
+    assert outcome_of(429, "", "soon", NOW_S) == Outcome(End.RETRIED, "HTTP 429", status=429)
 
 
 @pytest.mark.parametrize(

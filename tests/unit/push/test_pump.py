@@ -10,7 +10,7 @@ import trio
 from structlog.testing import capture_logs
 
 from sandq.model.errors import NotLeader, SandqError, UnknownTopic
-from sandq.push.pump import AGAIN_S, PAUSE_S, Pump, PushCounts
+from sandq.push.pump import AGAIN_S, PAUSE_S, PushCounts, UrlPump
 
 PUSH = {"url": "https://example.com/", "secrets": ["whsec_x"], "concurrency": 3, "timeout_ms": 1000}
 
@@ -40,7 +40,7 @@ def slots() -> trio.CapacityLimiter:
 
 
 def pump_of(client: FakeClient, counts: PushCounts, slots: trio.CapacityLimiter, **push: Any) -> Any:
-    return Pump(
+    return UrlPump(
         topic="t",
         group="g",
         push={**PUSH, **push},

@@ -7,6 +7,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
+from sandq.model.headers import headers_unpack
 from sandq.model.times import format_instant
 from sandq.protocol.frames import Type
 from sandq.protocol.requests import DEBOUNCE
@@ -196,3 +197,26 @@ def test_consuming_several_topics(ctl: Any, server: FakeServer) -> None:
     assert ctl("consume", "-g", "g").exit_code == 2
     refused = ctl("consume", "log.a", "log.b", "-g", "g", "--partition", "0")
     assert refused.exit_code == 2 and "a single topic" in refused.stderr
+
+
+def test_message_with_a_url_is_produced_again_with_it(ctl: Any, server: FakeServer) -> None:
+    target = ("--push-method", "PUT", "--push-header", "x-a=b=c", "--push-timeout", "5s")
+    assert ctl("produce", "t", "x", "--push-url", "https://shop.example/", *target).exit_code == 0
+    header = headers_unpack(Batch.parse(server.produced[0].batch).bytes_column(Column.HEADERS)[0])["sandq-push"]
+    assert json.loads(header) == {
+        "url": "https://shop.example/",
+        "method": "PUT",
+        "headers": {"x-a": "b=c"},
+        "timeout": "5s",
+    }
+    lines = json.dumps({"text": "a", "push": {"url": "https://other.example/"}}) + '\n{"text": "b"}\n'
+    assert ctl("produce", "t", "--jsonl", "--push-url", "https://shop.example/", input=lines).exit_code == 0
+    cells = [cell for one in server.produced[1:] for cell in Batch.parse(one.batch).bytes_column(Column.HEADERS)]
+    assert [json.loads(headers_unpack(cell)["sandq-push"])["url"] for cell in cells] == [
+        "https://other.example/",
+        "https://shop.example/",
+    ]
+    wrong = ctl("produce", "t", "x", "--push-method", "PUT")
+    assert wrong.exit_code == 2 and "--push-method is for --push-url" in wrong.stderr
+    wrong = ctl("produce", "t", "x", "--push-url", "ftp://shop.example/")
+    assert wrong.exit_code != 0 and "begins with https://" in wrong.stderr

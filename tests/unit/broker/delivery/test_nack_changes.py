@@ -23,7 +23,7 @@ MANY = [
 
 
 def items_of(items: list[list[Any]]) -> list[list[Any]]:
-    return with_columns(Nack(1, 0, items), Limits(), lambda: None)
+    return with_columns(Nack(1, 0, items), Limits(), None, lambda: None)
 
 
 def test_changes_are_named_by_their_columns() -> None:
@@ -48,9 +48,9 @@ def test_a_priority_is_for_topics_that_have_them() -> None:
     def refuse() -> None:
         raise InvalidRequest("no priorities")
 
-    with_columns(Nack(1, 0, [[5, None, None, None, True, CHANGE]]), Limits(), refuse)
+    with_columns(Nack(1, 0, [[5, None, None, None, True, CHANGE]]), Limits(), None, refuse)
     with pytest.raises(InvalidRequest, match="no priorities"):
-        with_columns(Nack(1, 0, [[5, None, None, None, True, {"priority": 1}]]), Limits(), refuse)
+        with_columns(Nack(1, 0, [[5, None, None, None, True, {"priority": 1}]]), Limits(), None, refuse)
 
 
 def test_headers_that_are_no_map_are_refused() -> None:

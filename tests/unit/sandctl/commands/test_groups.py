@@ -382,6 +382,27 @@ def test_group_push_set(ctl: Ctl, client: FakeClient, tmp_path: Path) -> None:
         assert ctl("group", "push", "set", "t", "g", *wrong).exit_code == 2
 
 
+def test_group_push_set_with_targets_of_messages(ctl: Ctl, client: FakeClient) -> None:
+    result = ctl("group", "push", "set", "t", "g", "--targets", "message", "--new-secret")
+    assert result.exit_code == 0
+    (asked,) = client.asked("set_push")
+    assert asked["targets"] == "message" and "url" not in asked
+
+
+def test_group_push_headers_are_read_from_a_file(ctl: Ctl, client: FakeClient, tmp_path: Path) -> None:
+    file = tmp_path / "headers"
+    file.write_text("authorization = Bearer a=b\n\nx-team=7\n")
+    assert ctl("group", "push", "set", "t", "g", "--header-file", str(file)).exit_code == 0
+    assert ctl("group", "push", "set", "t", "g", "--header-file", "-", input="").exit_code == 0
+    assert [asked["headers"] for asked in client.asked("set_push")] == [
+        {"authorization": "Bearer a=b", "x-team": "7"},
+        {},
+    ]
+    file.write_text("a=b\nBearer secret\n")
+    wrong = ctl("group", "push", "set", "t", "g", "--header-file", str(file))
+    assert wrong.exit_code == 2 and "line 2: NAME=VALUE is expected" in wrong.stderr and "secret" not in wrong.stderr
+
+
 def test_group_push_is_shown_and_removed(ctl: Ctl, client: FakeClient) -> None:
     assert ctl("group", "push", "list", "t").stderr == "none\n"
     assert "is not pushed" in ctl("group", "push", "show", "t", "g").stderr

@@ -58,6 +58,7 @@ export function settingOptions(settings) {
         else options[`backoff-${part.replace("_percent", "")}`] = none(of);
       }
     } else if (name === "delete_on_ack") options[value ? "delete-on-ack" : "retain"] = true;
+    else if (name === "push_targets") options[value ? "push-targets" : "no-push-targets"] = true;
     else if (name === "retain") options["retain-for"] = none(value);
     else if (name === "tenants") options.tenants = JSON.stringify(value ?? {});
     else options[option] = name === "precision" ? value ?? "auto" : none(value);

@@ -61,7 +61,7 @@ function standing(context, topic, group, found, again) {
   load(pushed, async () => {
     const { pushes } = await get(path("topics", topic, "pushes"), {}, { signal: context.signal });
     return pushes.find((one) => one.group === group);
-  }, (push) => (push ? facts([["To", push.url], ["State", push.state], ["Last error", push.error], ["At once", push.concurrency]]) : h("p", { class: "dim" }, "The group is not pushed: its consumers subscribe or lease.")));
+  }, (push) => (push ? facts([["To", push.url ?? "the URLs of its messages"], ["State", push.state], ["Last error", push.error], ["At once", push.concurrency]]) : h("p", { class: "dim" }, "The group is not pushed: its consumers subscribe or lease.")));
   return [
     h("div", { class: "row" },
       isPaused

@@ -15,7 +15,7 @@ const COUNTS = {
 };
 const GROUPS = [
   ["Partitions", ["partitions", "replicas", "partition_delimiter"]],
-  ["Deliveries", ["lease", "max_attempts", "max_snoozes", "ttl", "on_expiry", "dead_letter_topic", "group_ttl", "ageing", "precision"]],
+  ["Deliveries", ["lease", "max_attempts", "max_snoozes", "ttl", "on_expiry", "dead_letter_topic", "push_targets", "group_ttl", "ageing", "precision"]],
   ["Back-off", ["backoff.kind", "backoff.first", "backoff.factor", "backoff.cap", "backoff.jitter_percent"]],
   ["Retention", ["delete_on_ack", "retention", "retain", "retain_bytes", "dead_retention", "max_dead_letters", "history", "tombstone_retention"]],
   ["Keys", ["dedup_window", "ordering", "max_in_flight_per_key"]],

@@ -1,0 +1,296 @@
+"""Tests of a pump whose messages have their own URLs, with a fake broker and fake hosts in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+
+from sandq.model.message_targets import PUSH_HEADER, PushTarget
+from sandq.model.push_targets import Target, TargetRefused
+from sandq.model.times import duration_ms
+from sandq.model.webhooks import secret_text
+from sandq.push.hosts import Hosts
+from sandq.push.http_client import Answer, PushFailed
+from sandq.push.pump import MessagePump, PushCounts
+
+SLOTS = 40
+TIMEOUT_S = 30.0
+
+
+@dataclass(eq=False)
+class FakeMessage:
+    broker: FakeBroker
+    id: str
+    headers: dict[str, Any]
+    value: bytes = b"{}"
+    attempt: int = 1
+    is_held: bool = True
+    topic: str = "t"
+    partition: int = 0
+    key: bytes | None = None
+    deliver_at_ms: int = 0
+    deleted: bool = False
+    errors: list[str | None] = field(default_factory=list)
+    snoozes: int = 0
+
+    @property
+    def headers_bytes(self) -> bytes:
+        packed: bytes = msgpack.packb(self.headers)
+        return packed
+
+    def ack(self) -> None:
+        self._end()
+        self.broker.acked[self.id] = trio.current_time() - self.broker.began_s
+
+    def dead(self, error: str | None) -> None:
+        self._end()
+        self.broker.dead[self.id] = error
+
+    def nack(self, *, delay: str | None, error: str | None, count: bool) -> None:
+        self._end()
+        self.errors.append(error)
+        self.attempt += count
+        self.snoozes += not count
+        wait_s = 1.0 if delay is None else duration_ms(delay) / 1000
+        self.broker.put(self, trio.current_time() + wait_s)
+
+    def _end(self) -> None:
+        assert self.is_held
+        self.is_held = False
+
+
+class FakeBroker:
+    """Gives messages to the handler of a consumer in the order of their times, up to its credit."""
+
+    def __init__(self) -> None:
+        self.acked: dict[str, float] = {}
+        self.dead: dict[str, str | None] = {}
+        self.began_s = 0.0
+        self.most_held = 0
+        self._numbers = count()
+        self._due: list[tuple[float, int, FakeMessage]] = []
+        self._more = trio.Event()
+
+    @property
+    def left(self) -> list[FakeMessage]:
+        return [message for _, _, message in self._due]
+
+    def produce(self, headers: dict[str, Any]) -> FakeMessage:
+        message = FakeMessage(self, f"m{next(self._numbers)}", headers)
+        self.put(message, self.began_s)
+        return message
+
+    def put(self, message: FakeMessage, due_s: float) -> None:
+        heapq.heappush(self._due, (due_s, next(self._numbers), message))
+        self._more.set()
+        self._more = trio.Event()
+
+    async def run(self, topic: str, group: str, handler: Any, *, credit: int, **_: Any) -> None:
+        held = trio.Semaphore(credit)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await held.acquire()
+                self.most_held = max(self.most_held, credit - held.value)
+                nursery.start_soon(self._handle, await self._next(), handler, held)
+
+    async def _next(self) -> FakeMessage:
+        while not self._due or self._due[0][0] > trio.current_time():
+            more = self._more
+            with trio.move_on_at(self._due[0][0] if self._due else math.inf):
+                await more.wait()
+        _, _, message = heapq.heappop(self._due)
+        message.is_held = True
+        return message
+
+    async def _handle(self, message: FakeMessage, handler: Any, held: trio.Semaphore) -> None:
+        await handler(message)
+        assert not message.is_held
+        held.release()
+
+
+class FakeHttp:
+    """Hosts that answer after a while; the name of a host says how."""
+
+    def __init__(self) -> None:
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.most_failing = 0
+        self.requests: list[tuple[str, Target, dict[str, str]]] = []
+        self.by_host: defaultdict[str, int] = defaultdict(int)
+
+    async def send(
+        self, target: Target, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float, *, method: str
+    ) -> Answer:
+        kind = target.host.partition("-")[0]
+        self.requests.append((method, target, {name.decode(): value.decode() for name, value in headers}))
+        self.by_host[target.host] += 1
+        self.running[target.host] += 1
+        self.most[target.host] = max(self.most[target.host], self.running[target.host])
+        failing = sum(number for host, number in self.running.items() if not host.startswith("good"))
+        self.most_failing = max(self.most_failing, failing)
+        try:
+            await trio.sleep(timeout_s if kind == "hangs" else 0.05)
+        finally:
+            self.running[target.host] -= 1
+        if kind == "hangs":
+            raise PushFailed(f"no answer within {timeout_s:g} s")
+        if kind == "private":
+            raise TargetRefused("no public address")
+        return Answer({"busy": 429, "gone": 410, "broken": 500}.get(kind, 204), "5" if kind == "busy" else None, "")
+
+
+@dataclass
+class World:
+    broker: FakeBroker
+    http: FakeHttp
+    pump: Any
+    counts: PushCounts
+
+    async def run(self, for_s: float) -> None:
+        with trio.move_on_after(for_s):
+            await self.pump.run()
+
+
+@pytest.fixture
+def world() -> World:
+    broker, http, counts = FakeBroker(), FakeHttp(), PushCounts()
+    push = {"url": None, "secrets": [secret_text(bytes(24))], "concurrency": SLOTS, "timeout_ms": TIMEOUT_S * 1000}
+    pump: Any = MessagePump(
+        Hosts(most=100),
+        topic="t",
+        group="g",
+        push=push,
+        client=broker,  # type: ignore[arg-type]
+        http=http,  # type: ignore[arg-type]
+        counts=counts,
+        now_ms=lambda: 7,
+        observe=lambda took_s: None,
+        agent="sandq",
+        slots=trio.CapacityLimiter(math.inf),
+        grace_s=10.0,
+    )
+    pump.lead([0])
+    return World(broker, http, pump, counts)
+
+
+def to(host: str, **more: Any) -> dict[str, Any]:
+    return {PUSH_HEADER: PushTarget(f"https://{host}/hook", **more).text()}
+
+
+async def test_hosts_that_hang_or_answer_429_do_not_delay_the_others(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    names = [f"hangs-{n}" for n in range(5)] + [f"busy-{n}" for n in range(5)] + [f"good-{n}" for n in range(40)]
+    messages = {name: [world.broker.produce(to(name)) for _ in range(20)] for name in names}
+    await world.run(200.0)
+    good = [message.id for name in names if name.startswith("good") for message in messages[name]]
+    assert sorted(world.broker.acked) == sorted(good)
+    assert max(world.broker.acked.values()) < 5.0
+    assert all(world.http.by_host[name] == 20 for name in names if name.startswith("good")), "none was sent twice"
+    failing = [message for name in names if not name.startswith("good") for message in messages[name]]
+    assert {message.id for message in world.broker.left} | _held(failing) == {message.id for message in failing}
+    assert not world.broker.dead
+    assert max(world.http.most.values()) <= SLOTS // 4 and world.http.most_failing <= SLOTS // 2
+    assert world.broker.most_held <= 2 * SLOTS
+    assert world.pump.row()["open_hosts"] == sorted(name for name in names if not name.startswith("good"))
+
+
+def _held(messages: list[FakeMessage]) -> set[str]:
+    return {message.id for message in messages if message.is_held}
+
+
+async def test_failing_host_that_was_sent_everything_first_does_not_delay_the_others(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    for _ in range(1000):
+        world.broker.produce(to("hangs-0"))
+    good = [world.broker.produce(to(f"good-{n % 4}")).id for n in range(200)]
+    await world.run(30.0)
+    assert sorted(world.broker.acked) == sorted(good)
+    assert max(world.broker.acked.values()) < 5.0
+    snoozes = sum(message.snoozes for message in world.broker.left)
+    assert snoozes < 2500, "messages are not leased again and again while their host is down"
+
+
+async def test_one_busy_host_is_served_at_its_own_rate(world: World, autojump_clock: trio.testing.MockClock) -> None:
+    messages = [world.broker.produce(to("good-0")) for _ in range(2000)]
+    await world.run(60.0)
+    assert len(world.broker.acked) == 2000
+    # 10 requests of 50 ms each at a time.
+    assert max(world.broker.acked.values()) < 2 * 2000 / 200
+    assert world.http.most["good-0"] == SLOTS // 4
+    assert sum(message.snoozes for message in messages) < 3 * 2000
+
+
+async def test_host_that_answers_again_gets_its_messages(world: World, autojump_clock: trio.testing.MockClock) -> None:
+    names = [f"broken-{n}" for n in range(3)]
+    for name in names:
+        for _ in range(20):
+            world.broker.produce(to(name))
+    await world.run(20.0)
+    assert not world.broker.acked and len(world.pump.row()["open_hosts"]) == 3
+    for message in world.broker.left:
+        message.headers = to(message.headers[PUSH_HEADER].split("/")[2])
+    world.http.send = answers_everything  # type: ignore[method-assign]
+    await world.run(60.0)
+    assert len(world.broker.acked) == 60 and world.pump.row()["open_hosts"] == []
+
+
+async def answers_everything(*_: Any, **__: Any) -> Answer:
+    await trio.sleep(0.05)
+    return Answer(204, None, "")
+
+
+async def test_message_without_a_target_is_dead_with_the_reason(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    missing, wrong = world.broker.produce({}), world.broker.produce({PUSH_HEADER: "{"})
+    fine = world.broker.produce(to("good-0"))
+    await world.run(1.0)
+    assert PUSH_HEADER in (world.broker.dead[missing.id] or "")
+    assert "JSON" in (world.broker.dead[wrong.id] or "")
+    assert list(world.broker.acked) == [fine.id]
+
+
+async def test_410_kills_the_message_and_does_not_count_against_its_host(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    ids = [world.broker.produce(to("gone-0")).id for _ in range(20)]
+    await world.run(5.0)
+    assert sorted(world.broker.dead) == sorted(ids) and world.pump.row()["open_hosts"] == []
+
+
+async def test_address_that_is_not_allowed_counts_as_an_attempt(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    message = world.broker.produce(to("private-0"))
+    await world.run(0.5)
+    assert (message.attempt, message.errors) == (2, ["no public address"])
+
+
+async def test_request_has_the_method_headers_and_timeout_of_the_target(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    target = to("hangs-0", method="PUT", headers={"Authorization": "Bearer x", "Content-Type": "text/x"}, timeout="2s")
+    message = world.broker.produce({**target, "trace": "y"})
+    await world.run(2.5)
+    ((method, at, headers),) = world.http.requests
+    assert (method, at.path) == ("PUT", "/hook")
+    assert (headers["authorization"], headers["content-type"]) == ("Bearer x", "text/x")
+    assert headers["sandq-header-trace"] == "y" and not [name for name in headers if PUSH_HEADER in name]
+    assert message.errors == ["no answer within 2 s"]
+
+
+async def test_hosts_are_remembered_up_to_the_limit(world: World, autojump_clock: trio.testing.MockClock) -> None:
+    for number in range(1000):
+        world.broker.produce(to(f"good-{number}"))
+    await world.run(60.0)
+    assert len(world.broker.acked) == 1000 and len(world.pump._hosts) == 100
