@@ -194,7 +194,7 @@ def _groups(
             oldest_ms=oldest.get(group),
             push=push.get("state"),
             push_error=None if error is None else shortened(error, health.ERROR_CHARS),
-            push_error_ms=push.get("error_ms"),
+            push_error_ms=push.get("error_ms") if push.get("targets") != "message" else None,
             unfinished=sum(expired) if expired else None,
         )
 

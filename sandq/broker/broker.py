@@ -62,6 +62,7 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.limits import Limits
+from sandq.model.message_targets import PUSH_TARGETS
 from sandq.model.names import RANKED, check_name
 from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
 from sandq.model.pauses import KEY, consumer_pause_end_ms
@@ -70,7 +71,13 @@ from sandq.model.times import format_duration
 from sandq.model.topic_limits import TopicLimits
 from sandq.partition import commands as c
 from sandq.partition.leasing.lease_reclaim import check_newest, fenced
-from sandq.partition.produce_validation import Checked, check_batch
+from sandq.partition.produce_validation import (
+    MUCH_HEADERS_BYTES,
+    MUCH_TARGETS_BYTES,
+    Checked,
+    check_batch,
+    is_much,
+)
 from sandq.protocol.requests import Ack, AckThen, Extend, Lease, LeasePause, Nack, NackItem, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
@@ -247,6 +254,12 @@ class Broker:
         # A single-message row has a minimum cost, even if the message is empty.
         work = size + (ROW_WORK * messages if split else 0)
         leader.raft_group.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
+
+    def is_large(self, request: Produce) -> bool:
+        """Return whether validating a batch takes so long that `check_large` must do it."""
+        topic = self.catalog.topics.get(request.topic)
+        has_targets = topic is not None and topic.record.settings.get(PUSH_TARGETS)
+        return is_much(request.batch, MUCH_TARGETS_BYTES if has_targets else MUCH_HEADERS_BYTES)
 
     async def check_large(self, request: Produce) -> Checked:
         """Validate a large batch in a thread. Only one thread validates batches at a time. Raise InvalidRequest,

@@ -85,19 +85,22 @@ RATIO_FREE_BYTES: Final = 64 << 10
 """A decompressed body up to this size, in bytes, is accepted at any ratio."""
 MUCH_HEADERS_BYTES: Final = 256 << 10
 """Size in bytes above which checking a batch takes long if it has headers and other columns."""
+MUCH_TARGETS_BYTES: Final = 16 << 10
+"""The same for a topic whose messages may have URLs: a header with a URL takes ten times as long to check."""
 
 
-def is_much(raw: bytes) -> bool:
-    """Return whether checking a batch takes so long that it should not be done in the event loop."""
+def is_much(raw: bytes, headers_bytes: int = MUCH_HEADERS_BYTES) -> bool:
+    """Return whether checking a batch takes so long that it should not be done in the event loop. `headers_bytes`: size
+    above which headers take long."""
     if len(raw) < HEADER_BYTES:
         return False
     plain_bytes = plain_bytes_of(raw)
     if len(raw) > MUCH_BYTES or count_of(raw) > MUCH_MESSAGES or plain_bytes > MUCH_BYTES:
         return True
-    return plain_bytes > MUCH_HEADERS_BYTES and _may_have_much_headers(raw)
+    return plain_bytes > headers_bytes and _may_have_much_headers(raw, headers_bytes)
 
 
-def _may_have_much_headers(raw: bytes) -> bool:
+def _may_have_much_headers(raw: bytes, headers_bytes: int) -> bool:
     """Return whether the headers of a batch may take long to check. Ignore errors of the batch: later checks report
     them."""
     if raw[9] != CODEC_NONE or len(raw) < HEADER_BYTES + BODY_HEAD.size:
@@ -107,7 +110,7 @@ def _may_have_much_headers(raw: bytes) -> bool:
     if columns > len(Column) or len(raw) < start + columns * ENTRY.size:
         return False
     entries = [ENTRY.unpack_from(raw, start + at * ENTRY.size) for at in range(columns)]
-    return any([column == Column.HEADERS and size > MUCH_HEADERS_BYTES for column, _, _, size in entries])
+    return any([column == Column.HEADERS and size > headers_bytes for column, _, _, size in entries])
 
 
 def check_batch(

@@ -371,7 +371,7 @@ class MessagePump(Pump):
         """`hosts`: the hosts that the node remembers."""
         super().__init__(**parts)
         self._hosts = hosts
-        self._shares = HostShares(self.push["concurrency"])
+        self._shares = HostShares(int(min(self.push["concurrency"], self._slots.total_tokens)))
 
     def _open_hosts(self) -> list[str]:
         return self._hosts.open_hosts((self.topic, self.group), OPEN_HOSTS_SHOWN)

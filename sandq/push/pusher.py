@@ -107,13 +107,18 @@ class Pusher:
         return {pushed: str(pump.doing) for pushed, pump in self._pumps.items()}
 
     def states(self) -> dict[str, dict[str, PushState]]:
-        """Return the push states by topic and group; "starting" for a group without a pump on this node."""
+        """Return the push states by topic and group; "starting" for a group without a pump on this node.
+
+        If messages have their own URLs, the time of the last error is left out: some hosts of many always fail, so
+        there is nothing to report."""
         found: dict[str, dict[str, PushState]] = {}
-        for pushed in self._broker.metadata.pushes:
+        for pushed, push in self._broker.metadata.pushes.items():
             topic, group = pushed
             pump, counts = self._pumps.get(pushed), self.counts.get(pushed)
             doing = PUSH_STARTING if pump is None else str(pump.doing)
             error, error_ms = (None, None) if counts is None else (counts.last_error, counts.last_error_ms)
+            if push["url"] is None:
+                error_ms = None
             found.setdefault(topic, {})[group] = PushState(doing, error and error[:ERROR_CHARS], error_ms)
         return found
 

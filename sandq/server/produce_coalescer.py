@@ -21,7 +21,7 @@ from sandq.model.batch import TYPE_INT64, Batch, Column, encode, plain_single
 from sandq.model.batch_format import HEADER_BYTES, TYPE_OF, count_of, stored_bytes_of
 from sandq.model.errors import InvalidRequest, QuotaExceeded, SandqError
 from sandq.partition.log.appends import Stored
-from sandq.partition.produce_validation import check_ratio, is_much
+from sandq.partition.produce_validation import check_ratio
 from sandq.protocol.frames import Frame, LargeFrame, Type, encode_replies, encode_reply
 from sandq.protocol.requests import Produce
 from sandq.server.connection import Connection
@@ -84,7 +84,7 @@ class ProduceCoalescer:
             self.flush()
             request = Produce.parse(frame)
             done = self._done([frame[_REQUEST_ID]], [0])
-            if is_much(request.batch):
+            if self._broker.is_large(request):
                 return self._produce_large(request, done)
             work = ALONE_WORK + (stored_bytes_of(request.batch) >> 12) + _messages_work(request.batch)
             self._connection.time_slice.left -= work

@@ -11,7 +11,14 @@ from sandq.model.batch_format import plain_bytes_of
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import Limits
 from sandq.model.partitioning import partition_for
-from sandq.partition.produce_validation import RATIO_FREE_BYTES, RATIO_MOST, BatchTarget, check_batch, is_much
+from sandq.partition.produce_validation import (
+    MUCH_TARGETS_BYTES,
+    RATIO_FREE_BYTES,
+    RATIO_MOST,
+    BatchTarget,
+    check_batch,
+    is_much,
+)
 from tests.support.hostile_rows import HEADERS, NO_HEADERS
 
 NOW_MS = 1_800_000_000_000
@@ -167,6 +174,9 @@ def test_a_batch_with_many_bytes_of_headers_takes_long_to_check() -> None:
         assert is_much(encode({Column.VALUE: [b""] * 10, Column.HEADERS: many}, compress=compress))
     assert not is_much(encode({Column.VALUE: values, Column.HEADERS: few}))
     assert not is_much(encode({Column.VALUE: values}))
+    with_targets = encode({Column.VALUE: values, Column.HEADERS: few})
+    assert is_much(with_targets, MUCH_TARGETS_BYTES)
+    assert not is_much(encode({Column.VALUE: values}), MUCH_TARGETS_BYTES)
     damaged = bytearray(encode({Column.VALUE: values, Column.HEADERS: many}))
     damaged[40] = 255
     assert not is_much(bytes(damaged)) and not is_much(bytes(damaged[:50])) and not is_much(b"")

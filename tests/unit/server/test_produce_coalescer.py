@@ -16,7 +16,7 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.model.caller import NODE, Caller
 from sandq.model.errors import InvalidRequest, Overloaded, SandqError
 from sandq.partition.log.appends import Stored
-from sandq.partition.produce_validation import Checked
+from sandq.partition.produce_validation import Checked, is_much
 from sandq.protocol.frames import Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.protocol.requests import Produce
 from sandq.server.produce_coalescer import SMALL_BYTES, TOGETHER, ProduceCoalescer
@@ -72,6 +72,9 @@ class Broker:
         connection: Any = self.connection
         checks: Any = Checks()
         self.gathering = ProduceCoalescer(broker, connection, checks)
+
+    def is_large(self, asked: Produce) -> bool:
+        return is_much(asked.batch)
 
     async def check_large(self, asked: Produce) -> None:
         await trio.lowlevel.checkpoint()

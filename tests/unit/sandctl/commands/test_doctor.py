@@ -84,6 +84,7 @@ def test_receivers_that_fail(
         push(**more),
         push(group="fine", error="500", error_ms=NOW_MS - 600_000),
         push(group="other", state="looking"),
+        push(group="calls", url=None, targets="message", error="a.test: 500", error_ms=NOW_MS - 1000),
     ]
     ((what, is_, found, do),) = findings(offline)
     assert (what, is_) == ("pushes", state) and found.startswith("shop of t: its receiver ")
