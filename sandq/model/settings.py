@@ -94,7 +94,11 @@ _MIB = 1024**2
 _PIB = 1024**5
 
 _COMPACTED_EXPIRY = "a compacted topic does not have it: its ttl deletes keys; give it to a topic of another kind"
-_ABSENT = {MAX_IN_FLIGHT_PER_KEY: "only timer topics have it", ON_EXPIRY: _COMPACTED_EXPIRY}
+_ABSENT = {
+    MAX_IN_FLIGHT_PER_KEY: "only timer topics have it",
+    ON_EXPIRY: _COMPACTED_EXPIRY,
+    PUSH_TARGETS: "a compacted topic does not have it: its messages are values of keys; give it to one of another kind",
+}
 """Why some kinds of topics do not have a setting, by setting."""
 
 S = TypeVar("S", bound=schema.Section)

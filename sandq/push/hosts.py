@@ -143,7 +143,7 @@ class HostShares:
         self.of_suspects = max(slots // 2, 1)
         """Maximum number of concurrent requests of all suspect hosts, and of their waiting messages."""
         self._running: dict[str, list[Ticket]] = {}
-        """Requests in progress, by host, the oldest first."""
+        """Requests in progress, by host."""
         self._waiting: OrderedDict[str, deque[Ticket]] = OrderedDict()
         """Waiting messages by host. The first host is the next one to get a slot."""
         self._taken = 0
@@ -182,8 +182,7 @@ class HostShares:
 
     def delay_s(self, host: Host, now_s: float) -> float:
         """Return how long to snooze a message of a host."""
-        running = self._running.get(host.name)
-        return host.delay_s(now_s, self.per_host, now_s - running[0].since_s if running else 0.0)
+        return host.delay_s(now_s, self.per_host, self._oldest_s(host, now_s))
 
     def _has_slot(self, host: Host, now_s: float, suspects: int) -> bool:
         """Return whether a message of a host may have a slot now. `suspects`: number of requests of suspect hosts."""
@@ -194,8 +193,11 @@ class HostShares:
         return suspects < self.of_suspects or not self._is_suspect(host, now_s)
 
     def _is_suspect(self, host: Host, now_s: float) -> bool:
-        running = self._running.get(host.name)
-        return not host.is_proven or (running is not None and now_s - running[0].since_s > SLOW_S)
+        return not host.is_proven or self._oldest_s(host, now_s) > SLOW_S
+
+    def _oldest_s(self, host: Host, now_s: float) -> float:
+        """Return the age of the oldest request of a host in seconds; 0 if there is none."""
+        return now_s - min([ticket.since_s for ticket in self._running.get(host.name, ())], default=now_s)
 
     def _running_suspects(self, now_s: float) -> int:
         return sum([len(running) for running in self._running.values() if self._is_suspect(running[0].host, now_s)])

@@ -27,7 +27,7 @@ from sandq.client import Client, Message
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.headers import headers_or_none
 from sandq.model.limits import FIXED
-from sandq.model.message_targets import PUSH_HEADER, MessageTarget, parse_target
+from sandq.model.message_targets import PUSH_HEADER, TIMEOUT_MOST_MS, MessageTarget, parse_target
 from sandq.model.push import PAUSE_TENANT, Push
 from sandq.model.push_targets import Target, TargetRefused, shown_url
 from sandq.push.circuit import Circuit, State
@@ -119,6 +119,8 @@ class Pump(ABC):
         self._agent = agent
         self._slots = slots
         self._grace_s = grace_s
+        self._longest_s: float = push["timeout_ms"] / 1000
+        """Maximum duration of a request, in seconds."""
         self._partitions: tuple[int, ...] = ()
         self._changed = trio.Event()
         self._ending = False
@@ -202,7 +204,7 @@ class Pump(ABC):
                         concurrency=credit,
                         credit=credit,
                         partitions=partitions,
-                        grace=min(self._grace_s, self.push["timeout_ms"] / 1000),
+                        grace=min(self._grace_s, self._longest_s),
                     )
                 except SandqError as error:  # the pump subscribes again while the metadata contains the push
                     self._note(error.message)
@@ -220,10 +222,11 @@ class Pump(ABC):
         self._counts.in_flight += 1
         began_s = trio.current_time()
         try:
-            return await self._ask(message, target)
+            outcome = await self._ask(message, target)
         finally:
             self._counts.in_flight -= 1
-            self._observe(trio.current_time() - began_s)
+        self._observe(trio.current_time() - began_s)
+        return outcome
 
     async def _ask(self, message: Message, target: MessageTarget) -> Outcome:
         # The receiver compares the timestamp with its own wall clock, so this uses the wall clock, too.
@@ -370,6 +373,7 @@ class MessagePump(Pump):
     def __init__(self, hosts: Hosts, **parts: Unpack[PumpParts]) -> None:
         """`hosts`: the hosts that the node remembers."""
         super().__init__(**parts)
+        self._longest_s = TIMEOUT_MOST_MS / 1000
         self._hosts = hosts
         self._shares = HostShares(int(min(self.push["concurrency"], self._slots.total_tokens)))
 
@@ -398,10 +402,11 @@ class MessagePump(Pump):
             return
         try:
             await ticket.decided.wait()
-            if not ticket.has_slot:
+            if not ticket.has_slot or self._ending:
                 self._snooze(message, host)
                 return
             async with self._slots:
+                ticket.since_s = trio.current_time()  # the node may have had no slot until now
                 if message.is_held:
                     self._end(message, host, await self._send(message, target), trio.current_time() - ticket.since_s)
         finally:

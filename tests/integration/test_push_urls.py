@@ -135,6 +135,13 @@ async def test_topic_must_allow_urls(client: sandq.Client, receiver: Receiver) -
         await client.produce("plain", b"x", push={"url": receiver.url})
     with pytest.raises(InvalidSetting, match="set its push_targets first"):
         await client.admin.set_push("plain", "http", targets="message", secrets=SECRET)
+    await client.admin.create_topic("keys", kind="compacted")
+    with pytest.raises(InvalidSetting, match="compacted topics cannot"):
+        await client.admin.set_push("keys", "http", targets="message", secrets=SECRET)
+    with pytest.raises(InvalidSetting, match="a compacted topic does not have it"):
+        await client.admin.update_topic("keys", push_targets=True)
+    with pytest.raises(InvalidRequest, match="push_targets"):
+        await client.kv("keys").put("a", b"x", headers={PUSH_HEADER: "{}"})
     await client.admin.update_topic("plain", push_targets=True)
     await client.produce("plain", b"x", push={"url": receiver.url})
     await client.admin.set_push("plain", "http", targets="message", secrets=SECRET)

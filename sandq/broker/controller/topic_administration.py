@@ -264,7 +264,8 @@ class TopicAdministration:
                 problem = f"on_429: topic {name!r} is a {kind} topic, and only a fair topic has tenants to pause"
                 raise InvalidSetting(problem, mistakes=[problem])
             if push["url"] is None and not topic.settings.get(PUSH_TARGETS):
-                problem = f"targets: messages of topic {name!r} have no URLs: set its {PUSH_TARGETS} first"
+                todo = "compacted topics cannot" if kind == COMPACTED else f"set its {PUSH_TARGETS} first"
+                problem = f"targets: messages of topic {name!r} have no URLs: {todo}"
                 raise InvalidSetting(problem, mistakes=[problem])
             if request.push.get("url") is not None:
                 try:

@@ -294,3 +294,18 @@ async def test_hosts_are_remembered_up_to_the_limit(world: World, autojump_clock
         world.broker.produce(to(f"good-{number}"))
     await world.run(60.0)
     assert len(world.broker.acked) == 1000 and len(world.pump._hosts) == 100
+
+
+async def test_message_that_waits_for_a_slot_is_given_back_once_the_push_ends(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    for _ in range(3):
+        world.broker.produce(to("good-0"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.pump.run)
+        await trio.sleep(0.01)
+        world.pump._ending = True  # as `end`, without ending the fake consumer, which has no grace time
+        await trio.sleep(0.3)
+        nursery.cancel_scope.cancel()
+    assert world.http.by_host["good-0"] == len(world.broker.acked) == 1
+    assert [message.snoozes for message in world.broker.left] == [1, 1]
