@@ -14,6 +14,7 @@ as its requests take. So a message is not leased and snoozed again and again whi
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import Final
@@ -28,6 +29,8 @@ SLOW_S: Final = 2.0
 """A request that takes longer makes its host suspect, in seconds."""
 SOON_S: Final = 0.5
 """Minimum time until a snoozed message returns, in seconds."""
+ROUNDING_S: Final = 0.125
+"""Delays of snoozed messages are rounded up to multiples of this, in seconds."""
 FIRST_DURATION_S: Final = 0.01
 """Assumed duration of the requests of a host before the first one has ended, in seconds: if it is wrong, messages
 return too early and are snoozed once more, which is better than too late."""
@@ -84,7 +87,8 @@ class Host:
             self.returns_s = earliest_s
         else:
             self.returns_s = min(self.returns_s + step_s, earliest_s + MOST_ASKED_S)
-        return self.returns_s - now_s
+        # Messages of a lease with equal delays are given back as one item.
+        return math.ceil(round((self.returns_s - now_s) / ROUNDING_S, 6)) * ROUNDING_S
 
     def _took(self, took_s: float) -> None:
         average_s = took_s if self.duration_s is None else self.duration_s

@@ -421,6 +421,10 @@ def test_group_push_is_shown_and_removed(ctl: Ctl, client: FakeClient) -> None:
     client.groups = [{"group": "g", "partition": 0}]
     assert "https://shop.example/ (waiting; last error: HTTP 500)" in ctl("group", "show", "t", "g").stdout
     assert json.loads(ctl("group", "show", "t", "g", "-o", "json").stdout)["push"]["state"] == "waiting"
+    client.pushes = [{**client.pushes[0], "url": None, "targets": "message"}]
+    assert "the URLs of its messages" in ctl("group", "push", "list", "t").stdout
+    assert json.loads(ctl("group", "push", "show", "t", "g", "-o", "json").stdout)["url"] is None
+    assert "the URLs of its messages (waiting" in ctl("group", "show", "t", "g").stdout
     assert ctl("group", "push", "remove", "t", "g").stdout == "group g of t is not pushed\n"
     assert client.asked("remove_push") == [{"topic": "t", "group": "g"}]
 
