@@ -243,12 +243,12 @@ class Broker:
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
         rule = request.on_conflict
-        on_conflict, max_wait_ms = (rule, None) if isinstance(rule, int) else rule
+        on_conflict, span_ms = (rule, None) if isinstance(rule, int) else rule
         command = c.Append(
             *(batch, request.producer_id, request.epoch, request.sequence),
             on_conflict=on_conflict,
             split=split,
-            max_wait_ms=max_wait_ms,
+            span_ms=span_ms,
         )
         size = stored_bytes_of(batch) + REQUEST_BYTES * requests
         # A single-message row has a minimum cost, even if the message is empty.

@@ -129,6 +129,9 @@ class FixedLimits:
     then_messages: int = 100
     then_bytes: int = _MIB
 
+    # Longest window in which at most one message of a unique key is stored.
+    throttle_window_ms: int = 7 * 86_400_000
+
     # Size of the message of a schedule; it is stored for each occurrence.
     schedule_bytes: int = 256 * 1024
 

@@ -332,11 +332,15 @@ NOTHING: Final = object()
 _SENDER: Final = optional(array(U64, U64, U64, COUNT))
 _PLAIN_NAME: Final = array(integer(0, 3), OFFSET, _SENDER, optional(TIME))
 _DEBOUNCED_NAME: Final = array(integer(0, 0), OFFSET, _SENDER, TIME, one_of(None))
+_WINDOW_MS: Final = integer(1, FIXED.throttle_window_ms)
+_THROTTLED_NAME: Final = array(one_of(0, 3), OFFSET, _SENDER, TIME, _WINDOW_MS, one_of(None))
+_THROTTLED_DELIVERED: Final = array(one_of(1), OFFSET, _SENDER, TIME, _WINDOW_MS, TIME)
+_NAME_ROWS: Final = (_PLAIN_NAME, _DEBOUNCED_NAME, _THROTTLED_NAME, _THROTTLED_DELIVERED)
 
 
 def _is_name_row(value: Any) -> bool:
     """Return whether a value is the row of a unique key."""
-    return _PLAIN_NAME(value) or _DEBOUNCED_NAME(value)
+    return any([is_row(value) for is_row in _NAME_ROWS])
 
 
 _OUTBOX_KEY: Final = _length(14)

@@ -40,6 +40,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.part_pauses import set_back_end
 from sandq.partition.groups.spilled import time_of
+from sandq.partition.groups.unique_keys import window_of
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.leasing.settlement import LeaseSettlement
 from sandq.partition.log.holds import Holds
@@ -495,12 +496,19 @@ class ClockResets:
         window_ms = max(self._shared.settings["dedup_window_ms"], CANCEL_MEMORY_MS)
         for index_key, _ in found:
             due_ms, key = int.from_bytes(index_key[1:7], "big"), index_key[7:]
-            until_ms = state.new_ms + (window_ms if key[:1] in _UNIQUE_TAGS else CANCEL_MEMORY_MS)
+            is_unique = key[:1] in _UNIQUE_TAGS
+            until_ms = state.new_ms + (window_ms if is_unique else CANCEL_MEMORY_MS)
             if due_ms <= until_ms:
                 continue
-            view.delete(index_key)
             row = view.get(key)
-            if row is not None and (fields := rows.unpack(row))[-1] == due_ms:
+            fields = [] if row is None else rows.unpack(row)
+            if not fields or fields[-1] != due_ms:
+                view.delete(index_key)
+                continue
+            window = window_of(fields[3:-1]) if is_unique else None
+            until_ms = until_ms if window is None else max(until_ms, state.new_ms + window.length_ms)
+            if due_ms > until_ms:
+                view.delete(index_key)
                 self._expiring_rows.put(step, key, until_ms, *fields[:-1])
         return not found or self._continue_at(rows.after(found[-1][0]))
 

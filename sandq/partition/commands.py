@@ -53,10 +53,12 @@ DEAD_FILTERS: Final = ("error", "key_prefix")
 """Optional arguments of the jobs for dead messages. Absent if they are not set."""
 UNIQUE_KEY_PREFIX: Final = "unique_key_prefix"
 """Optional argument of the jobs cancel and move. Absent if it is not set."""
-REJECT, REPLACE, IGNORE, REPLACE_PENDING, DEBOUNCE = 0, 1, 2, 3, 4
+REJECT, REPLACE, IGNORE, REPLACE_PENDING, DEBOUNCE, THROTTLE, THROTTLE_BOTH = range(7)
 """Rules for a new message whose unique key belongs to an older message. REJECT: reject the new message. REPLACE: cancel
 the older message. IGNORE: do not store the new message. REPLACE_PENDING: cancel the older message; if a group has
-leased it, reject the new message. DEBOUNCE: as REPLACE, but if the older message cannot be cancelled, store both."""
+leased it, reject the new message. DEBOUNCE: as REPLACE, but if the older message cannot be cancelled, store both.
+THROTTLE: store only the first message of each window. THROTTLE_BOTH: as THROTTLE, and store the newest of the other
+messages for the end of the window."""
 
 
 class Command:
@@ -106,7 +108,7 @@ class Append(Command):
 
     `split`: the batch has columns that the log keeps per message (a unique key, a ttl, a key where keys have a limit).
     `on_conflict`: for messages with unique keys. Producer id 0: not idempotent; otherwise see `model.sequence`.
-    `max_wait_ms`: for DEBOUNCE, as in PRODUCE; None for no maximum.
+    `span_ms`: the maximum wait of DEBOUNCE (None for no maximum), or the window of THROTTLE and THROTTLE_BOTH.
     """
 
     type: ClassVar[int] = CommandType.APPEND
@@ -117,7 +119,12 @@ class Append(Command):
     sequence: int = 0
     on_conflict: int = REJECT
     split: bool = False
-    max_wait_ms: int | None = None
+    span_ms: int | None = None
+
+    @property
+    def window_ms(self) -> int | None:
+        """The window of a rule that throttles. None for the other rules."""
+        return self.span_ms if self.on_conflict in (THROTTLE, THROTTLE_BOTH) else None
 
     @property
     def numbers(self) -> tuple[int, int, int]:

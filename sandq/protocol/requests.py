@@ -44,6 +44,8 @@ REPLACE: Final = 1
 IGNORE: Final = 2
 REPLACE_PENDING: Final = 3
 DEBOUNCE: Final = 4
+THROTTLE: Final = 5
+THROTTLE_BOTH: Final = 6
 MAX_WAIT_MS: Final = 10 * 366 * 86_400_000
 """Greatest maximum wait of messages with DEBOUNCE, in ms: ten years."""
 LEASE_WAIT_MAX_MS: Final = 60_000
@@ -167,11 +169,20 @@ class TopicNamesReply(NamedTuple):
         return cls(names)
 
 
-def _debounce(value: Sequence[Any]) -> str | None:
-    """Check DEBOUNCE with a maximum wait."""
-    if len(value) == 2 and all([type(one) is int for one in value]) and value[0] == DEBOUNCE:
-        return None if 1 <= value[1] <= MAX_WAIT_MS else f"a max wait of 1..{MAX_WAIT_MS} ms is allowed"
-    return f"expected [{DEBOUNCE}, max wait ms]"
+_SPANS: Final = {
+    DEBOUNCE: ("max wait", MAX_WAIT_MS),
+    THROTTLE: ("window", FIXED.throttle_window_ms),
+    THROTTLE_BOTH: ("window", FIXED.throttle_window_ms),
+}
+"""By rule: the name of its time, and the maximum of this time in ms."""
+
+
+def _rule_with_time(value: Sequence[Any]) -> str | None:
+    """Check DEBOUNCE with a maximum wait, or a rule that throttles with its window."""
+    if len(value) != 2 or not all([type(one) is int for one in value]) or value[0] not in _SPANS:
+        return "expected " + " or ".join([f"[{rule}, {name} ms]" for rule, (name, _) in _SPANS.items()])
+    name, most_ms = _SPANS[value[0]]
+    return None if 1 <= value[1] <= most_ms else f"a {name} of 1..{most_ms} ms is allowed"
 
 
 class Produce(Request, type=Type.PRODUCE):
@@ -185,6 +196,10 @@ class Produce(Request, type=Type.PRODUCE):
     old message, or all groups are done with it, the new one is stored as well. `[DEBOUNCE, max wait ms]`: the new
     message is also due at most this time after the first message of the series: debounced messages that replaced each
     other before their first attempt.
+
+    `[THROTTLE, window ms]`: in each window, the first message is stored, and the others are left out as with IGNORE. A
+    window begins when its message is stored. `[THROTTLE_BOTH, window ms]`: the newest of the other messages is stored,
+    too, for the end of the window, where the next window begins. Both are IGNORE if the old message was not throttled.
     """
 
     topic: str
@@ -192,7 +207,7 @@ class Produce(Request, type=Type.PRODUCE):
     producer_id: int
     epoch: U32
     sequence: int
-    on_conflict: Annotated[int, Bounds(REJECT, DEBOUNCE)] | Annotated[Sequence[int], _debounce]
+    on_conflict: Annotated[int, Bounds(REJECT, DEBOUNCE)] | Annotated[Sequence[int], _rule_with_time]
     batch: bytes
 
     def frame(self, request_id: int) -> bytes:

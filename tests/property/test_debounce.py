@@ -79,7 +79,7 @@ class Walk:
             relative=True,
             at=self.at,
             on_conflict=c.DEBOUNCE,
-            max_wait=max_wait,
+            span=max_wait,
         )
         assert stored.refused == [] and stored.outcomes is not None
         assert (before is not None) == any(outcome == "replaced" for _, outcome, _ in stored.outcomes)

@@ -74,7 +74,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "epoch": of(_T.PRODUCE, "epoch"),
         "sequence": of(_T.PRODUCE, "sequence", "its parts are taken by bits (`model.sequence`)"),
         "on_conflict": of(_T.PRODUCE, "on_conflict"),
-        "max_wait_ms": of(_T.PRODUCE, "on_conflict", "1 ms..10 years, or None"),
+        "span_ms": of(_T.PRODUCE, "on_conflict", "1 ms..10 years, or None; 1 ms..7 days if the rule throttles"),
         "split": made("bool, from the columns of the batch", "partition/produce_validation.py"),
     },
     c.Lease: {

@@ -11,6 +11,11 @@ while, so that a repeated cancel gets the same reply.
 Debounced messages that replace each other are a series. While the last one holds its key, the row also has the time of
 the first one: `[held, id, sender | nil, time of the first message in ms, nil]`.
 
+While a throttled message has its key, the row also has the window: `[state, id, sender | nil, start of the window in
+ms, window in ms, expiry time in ms | nil]`. The key stays taken at least until the window ends, also if the message has
+left the log by then. After a cancel, the row has no window. With THROTTLE_BOTH, the window of a message for the end of
+an earlier window starts at that end, which may be ahead.
+
 A group also counts as having passed a message after a seek, after its deletion, or if it was created above the message.
 A seek, a deletion or a creation does not update the unique key. The next use of an attempted key, or the removal of the
 message from the log, detects that all groups have passed the message.
@@ -22,6 +27,7 @@ decides what happens to a message whose unique key is taken.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sandq.model import offsets
@@ -48,6 +54,22 @@ Sender = tuple[int, int, int, int]
 _DEFAULT_TENANT: Final = DEFAULT_TENANT.encode()
 
 
+class Window(NamedTuple):
+    """The window of a throttled message."""
+
+    start_ms: int
+    length_ms: int
+
+    def end_ms(self, now_ms: int) -> int:
+        """Return the end of the window. A right clock has set its start to `length_ms` ahead at most."""
+        return min(self.start_ms, now_ms + self.length_ms) + self.length_ms
+
+
+def window_of(marks: Sequence[int]) -> Window | None:
+    """Return the window in the row of a unique key. `marks`: the fields between the sender and the expiry time."""
+    return Window(*marks) if len(marks) == len(Window._fields) else None
+
+
 class Named(NamedTuple):
     """The message that a unique key belongs to."""
 
@@ -58,12 +80,41 @@ class Named(NamedTuple):
     """Key of the row of the unique key."""
     first_ms: int | None = None
     """When the first message of a debounced series was stored, in ms. None if the message belongs to no series."""
+    window: Window | None = None
+    """The window of a throttled message. None if the message was not throttled."""
+
+
+class Throttled(NamedTuple):
+    """The decision about a message that is throttled."""
+
+    resolution: int
+    """`STORED`, `REPLACES` or `IGNORED`."""
+    start_ms: int
+    """Start of the window of the message that has the key from now on, in ms."""
+
+
+def resolve_throttled(window: Window, command: c.Append, now_ms: int, *, is_free: bool) -> Throttled:
+    """Decide about a message whose rule throttles. `window`: the window of the message that has the key. `is_free`:
+    whether that message can be cancelled."""
+    window_ms = command.window_ms or 0
+    if command.on_conflict == c.THROTTLE:
+        # A start far ahead was set by a wrong clock before a clock reset.
+        start_ms = window.start_ms if window.start_ms <= now_ms + window.length_ms else now_ms
+        return Throttled(IGNORED, start_ms) if now_ms < start_ms + window_ms else Throttled(STORED, now_ms)
+    start_ms = min(window.start_ms, now_ms + window_ms)
+    if now_ms >= start_ms + window_ms:
+        return Throttled(STORED, now_ms)
+    if now_ms < start_ms and is_free:
+        return Throttled(REPLACES, start_ms)
+    # If a message for the end of a window was leased before that end (after a move), its own window begins now.
+    return Throttled(STORED, min(min(start_ms, now_ms) + window_ms, offsets.U48_MAX))
 
 
 def resolve_conflict(named: Named, claim: Claim | None, on_conflict: int, sender: Sender | None) -> int:
     """Decide about a message whose unique key belongs to another message: `STORED`, `REPLACES`, `IGNORED` or `REFUSED`.
 
-    `on_conflict`: the rule that its producer chose. `claim`: state of the other message; None if it no longer exists.
+    `on_conflict`: the rule that its producer chose. If it throttles, the other message was not throttled, and the
+    decision is that of IGNORE. `claim`: state of the other message; None if it no longer exists.
     """
     if named.state == CANCELLED:
         return STORED
@@ -72,14 +123,21 @@ def resolve_conflict(named: Named, claim: Claim | None, on_conflict: int, sender
     is_settled = claim is None or claim.is_settled
     if named.state == HELD and is_settled:
         return STORED  # never leased, but all groups passed over it (a seek, a start at the latest)
-    if on_conflict in (c.REJECT, c.IGNORE):
-        return REFUSED if on_conflict == c.REJECT else IGNORED
+    if on_conflict == c.REJECT:
+        return REFUSED
+    if on_conflict in (c.IGNORE, c.THROTTLE, c.THROTTLE_BOTH):
+        return IGNORED
     if is_settled:
         return REFUSED if on_conflict == c.REPLACE_PENDING else STORED
-    assert claim is not None
+    return REPLACES if is_replaceable(named, claim) else STORED if on_conflict == c.DEBOUNCE else REFUSED
+
+
+def is_replaceable(named: Named, claim: Claim | None) -> bool:
+    """Return whether the message that has a unique key can be cancelled. `claim`: as in `resolve_conflict`."""
+    if claim is None or claim.is_settled:
+        return False
     # If the key is held, no group ever leased the message. So a claim of ACKED only means that a group passed over it.
-    is_free = claim.refusal is None or (named.state == HELD and claim.refusal == ACKED)
-    return REPLACES if is_free else STORED if on_conflict == c.DEBOUNCE else REFUSED
+    return claim.refusal is None or (named.state == HELD and claim.refusal == ACKED)
 
 
 def claimed_state(offset: bytes | None, claim: Claim | None, now_ms: int) -> str:
@@ -116,11 +174,11 @@ class UniqueKeys:
         row = view.get(row_key)
         if row is None:
             return None
-        state, message_id, sender, *first, forgotten_ms = rows.unpack(row)
+        state, message_id, sender, *marks, forgotten_ms = rows.unpack(row)
         if forgotten_ms is not None and forgotten_ms <= now_ms:
             return None
-        first_ms = min(*first, now_ms) if first else None  # a wrong clock may have set it
-        return Named(state, message_id, None if sender is None else tuple(sender), row_key, first_ms)
+        first_ms = min(*marks, now_ms) if len(marks) == 1 else None  # a wrong clock may have set it
+        return Named(state, message_id, None if sender is None else tuple(sender), row_key, first_ms, window_of(marks))
 
     def hold(
         self,
@@ -131,17 +189,21 @@ class UniqueKeys:
         sender: Sender | None,
         *,
         key_digest: bytes | None = None,
-        first_ms: int | None = None,
+        marks: Sequence[int] = (),
     ) -> None:
-        """Record that the unique key belongs to the pending message with this id. `key_digest`: as in `find`.
-        `first_ms`: as in `Named`."""
+        """Record that the unique key belongs to the pending message with this id. `key_digest`: as in `find`. `marks`:
+        the time of the first message of its series, or the fields of its window."""
         row_key = self._row_key(unique_key, tenant, key_digest)
-        series = () if first_ms is None else (first_ms,)
-        step.view.put(row_key, rows.pack(HELD, message_id, sender, *series, None))
+        step.view.put(row_key, rows.pack(HELD, message_id, sender, *marks, None))
+
+    def set_start(self, step: Step, named: Named, start_ms: int) -> None:
+        """Change the start of the window of a throttled message, because a wrong clock has set it."""
+        state, message_id, sender, _, length_ms, forgotten_ms = rows.unpack(step.view.get(named.row_key) or b"")
+        step.view.put(named.row_key, rows.pack(state, message_id, sender, start_ms, length_ms, forgotten_ms))
 
     def mark_delivered(self, step: Step, group: Group, entry: LogEntry) -> None:
         """Note that a group leases the message of a log entry, or made it dead. If every group has passed the message,
-        its unique key stays taken for `dedup_window`."""
+        its unique key stays taken for `dedup_window`, and for its window."""
         view = step.view
         extra = entry.extra
         if extra is None or extra.unique_key is None:
@@ -150,14 +212,12 @@ class UniqueKeys:
         if not self._groups.is_pending_elsewhere(group, entry.first, view):
             self._end(step, row_key, extra.id, (HELD, ATTEMPTED), DELIVERED, self._window_ms)
         elif (named := self._named(row_key, extra.id, (HELD,), step.now_ms, view)) is not None:
-            view.put(row_key, rows.pack(ATTEMPTED, extra.id, named.sender, None))
+            view.put(row_key, rows.pack(ATTEMPTED, extra.id, named.sender, *(named.window or ()), None))
 
     def end_attempted(self, step: Step, named: Named) -> bool:
         """Make an attempted key delivered, because every group has passed its message by now. Return whether the key
-        stays taken, which is so if `dedup_window` is above zero."""
-        window_ms = self._window_ms
-        self._end(step, named.row_key, named.id, (ATTEMPTED,), DELIVERED, window_ms)
-        return window_ms > 0
+        stays taken, which is so if `dedup_window` is above zero, or a window of its own has not ended."""
+        return self._end(step, named.row_key, named.id, (ATTEMPTED,), DELIVERED, self._window_ms)
 
     def mark_cancelled(self, step: Step, extra: Extra) -> None:
         """Free the unique key of a cancelled message, but keep its row for repeated cancels."""
@@ -168,7 +228,7 @@ class UniqueKeys:
 
     def release(self, step: Step, extra: Extra, offset: bytes) -> None:
         """Release the unique key of a message that leaves the log and that no group keeps. If no group ever leased the
-        message (a seek passed it), the key is free immediately."""
+        message (a seek passed it), the key is free immediately, or at the end of its window."""
         if extra.unique_key is None:
             return
         row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
@@ -190,15 +250,21 @@ class UniqueKeys:
 
     def _end(
         self, step: Step, row_key: bytes, message_id: bytes, states: tuple[int, ...], state: int, window_ms: int
-    ) -> None:
-        """If a unique key is in one of `states`, change its state, and delete its row after `window_ms`."""
-        named = self._named(row_key, message_id, states, step.now_ms, step.view)
+    ) -> bool:
+        """If a unique key is in one of `states`, change its state, and delete its row after `window_ms`. Unless the
+        message was cancelled, keep the row until its own window ends, too. Return whether the row stays."""
+        now_ms = step.now_ms
+        named = self._named(row_key, message_id, states, now_ms, step.view)
         if named is None:
-            return
-        if window_ms:
-            self._expiring_rows.put(step, row_key, step.now_ms + window_ms, state, message_id, named.sender)
+            return False
+        until_ms, window = now_ms + window_ms, None if state == CANCELLED else named.window
+        if window is not None:
+            until_ms = max(until_ms, window.end_ms(now_ms))
+        if until_ms > now_ms:
+            self._expiring_rows.put(step, row_key, until_ms, state, message_id, named.sender, *(window or ()))
         else:
             step.view.delete(row_key)
+        return until_ms > now_ms
 
     @staticmethod
     def _named(row_key: bytes, message_id: bytes, states: tuple[int, ...], now_ms: int, view: View) -> Named | None:
@@ -207,8 +273,8 @@ class UniqueKeys:
         row = view.get(row_key)
         if row is None:
             return None
-        state, named_id, sender, *_, forgotten_ms = rows.unpack(row)
+        state, named_id, sender, *marks, forgotten_ms = rows.unpack(row)
         is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
         if state not in states or named_id != message_id or is_forgotten:
             return None
-        return Named(state, named_id, sender, row_key)
+        return Named(state, named_id, sender, row_key, window=window_of(marks))

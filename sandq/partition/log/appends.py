@@ -24,12 +24,15 @@ from sandq.partition.groups.unique_keys import (
     REPLACES,
     Named,
     Sender,
+    Throttled,
     UniqueKeys,
     claimed_state,
+    is_replaceable,
     resolve_conflict,
+    resolve_throttled,
     state_of,
 )
-from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.message_log import Found, Kept, MessageLog
 from sandq.partition.reader.pieces import (
     AS_PLACED,
     FROM_STAMP,
@@ -83,8 +86,8 @@ class _Resolved(NamedTuple):
     """State of the other message. None unless the new message is rejected."""
     outcome: tuple[str, bytes | str] | None = None
     """See `Stored.outcomes`."""
-    first_ms: int | None = None
-    """As in `Named`, of the debounced message that is replaced."""
+    start_ms: int | None = None
+    """Start of the series or of the window that the new message belongs to, in ms. None if it begins one."""
 
 
 class Appends:
@@ -220,7 +223,7 @@ class Appends:
         for at, fields in enumerate(self._shared.in_slices(messages)):
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
-            digest, is_capped = None, False
+            digest, is_put_off = None, False
             if unique_key is not None:
                 sender = (*command.numbers, at) if command.producer_id else None
                 tenant = fields.get(Column.TENANT)
@@ -230,23 +233,20 @@ class Appends:
                 else:
                     digest = rows.key_digest(key)
                     named = self._log.find_keyed(unique_key, key, digest, now_ms, view)
-                stays = first_ms = None
+                stays = start_ms = None
                 if named is not None:
-                    stays, state, outcome, first_ms = self._resolve_conflict(step, named, command.on_conflict, sender)
+                    stays, state, outcome, start_ms = self._resolve_conflict(step, named, command, sender)
                     refused += [(at, state)] if state is not None else []
                     outcomes += [(at, *outcome)] if outcome is not None else []
                 if stays is not None:
                     column[at] = stays
                     continue
-                if command.on_conflict == c.DEBOUNCE:
-                    first_ms = step.stamp_ms if first_ms is None else first_ms
-                    until_ms = None if command.max_wait_ms is None else first_ms + command.max_wait_ms
-                    if until_ms is not None and until_ms < offsets.deliver_ms(offset):
-                        offset = column[at] = offsets.at_time(offset, max(until_ms, step.floor_ms))
-                        is_capped = True
-                self._unique.hold(step, unique_key, tenant, offset, sender, key_digest=digest, first_ms=first_ms)
-            # The end of a maximum wait counts from the stamp, like a delay.
-            its_wanted = FROM_STAMP if is_capped else AS_PLACED if wanted is None else wanted[at]
+                own_offset, marks = offset, _marks_of(step, command, start_ms)
+                offset = column[at] = _timed(step, command, own_offset, marks)
+                is_put_off = offset != own_offset
+                self._unique.hold(step, unique_key, tenant, offset, sender, key_digest=digest, marks=marks)
+            # The end of a maximum wait or of a window counts from the stamp, like a delay.
+            its_wanted = FROM_STAMP if is_put_off else AS_PLACED if wanted is None else wanted[at]
             self._store_one(step, offset, fields, its_wanted, digest)
         return refused, outcomes
 
@@ -273,15 +273,19 @@ class Appends:
         self._shared.totals.stored += 1
         self._log.note_added([self._log.put(step, offset, step.now_ms, fields, {})])
 
-    def _resolve_conflict(self, step: Step, named: Named, on_conflict: int, sender: Sender | None) -> _Resolved:
+    def _resolve_conflict(self, step: Step, named: Named, command: c.Append, sender: Sender | None) -> _Resolved:
         """Decide about a message whose unique key is taken. If the decision is to replace the other message, cancel
         that message."""
+        on_conflict, is_itself = command.on_conflict, sender is not None and named.sender == sender
         owned = self._log.find_owned(named.id, step.view)
         claim = None if owned is None else self._ownership.claim(owned.offset, step.view)
         state = claimed_state(None if owned is None else owned.offset, claim, step.now_ms)
         stored_too = _Resolved(outcome=(TOLD_STORED, state) if on_conflict in (c.REPLACE, c.DEBOUNCE) else None)
+        if command.window_ms is not None and named.window is not None and not is_itself:
+            throttled = resolve_throttled(named.window, command, step.now_ms, is_free=is_replaceable(named, claim))
+            return self._throttle(step, named, owned, state, throttled)
         # If every group has passed the other message, only `dedup_window` can still reserve its unique key.
-        is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
+        is_over = named.state == ATTEMPTED and not is_itself and not (claim is not None and claim.pending)
         if is_over and not self._unique.end_attempted(step, named):
             return stored_too  # dedup_window is zero
         resolution = resolve_conflict(named, claim, on_conflict, sender)
@@ -291,13 +295,48 @@ class Appends:
             pending_at = owned.offset if owned is not None and named.state == HELD else None
             return _Resolved(named.id, state_of(pending_at, step.now_ms))
         if resolution == IGNORED:
-            is_itself = sender is not None and named.sender == sender
             return _Resolved(named.id, outcome=None if is_itself else (TOLD_IGNORED, state))
         if resolution == REPLACES and owned is not None:
             self._log.cancel(step, owned, remember=False, frees_key=False)
             first_ms = named.first_ms if on_conflict == c.DEBOUNCE else None
-            return _Resolved(outcome=(TOLD_REPLACED, owned.id), first_ms=first_ms)
+            return _Resolved(outcome=(TOLD_REPLACED, owned.id), start_ms=first_ms)
         return _Resolved() if named.state == CANCELLED else stored_too
+
+    def _throttle(
+        self, step: Step, named: Named, owned: Found | Kept | None, state: str, throttled: Throttled
+    ) -> _Resolved:
+        """Carry out the decision about a throttled message. `owned`, `state`: the message that has the key."""
+        resolution, start_ms = throttled
+        if resolution == IGNORED:
+            if named.window is not None and start_ms != named.window.start_ms:
+                self._unique.set_start(step, named, start_ms)
+            return _Resolved(named.id, outcome=(TOLD_IGNORED, state))
+        if resolution == REPLACES and owned is not None:
+            self._log.cancel(step, owned, remember=False, frees_key=False)
+            return _Resolved(outcome=(TOLD_REPLACED, owned.id), start_ms=start_ms)
+        return _Resolved(outcome=(TOLD_STORED, state), start_ms=start_ms)
+
+
+def _marks_of(step: Step, command: c.Append, start_ms: int | None) -> tuple[int, ...]:
+    """Return the fields that the row of a unique key gets because of the rule of its message. `start_ms`: as in
+    `_Resolved`."""
+    if command.window_ms is not None:
+        return step.now_ms if start_ms is None else start_ms, command.window_ms
+    if command.on_conflict == c.DEBOUNCE:
+        return (step.stamp_ms if start_ms is None else start_ms,)
+    return ()
+
+
+def _timed(step: Step, command: c.Append, offset: bytes, marks: tuple[int, ...]) -> bytes:
+    """Return the offset of a message with the delivery time that the rule of its unique key allows. `marks`: the result
+    of `_marks_of`."""
+    own_ms = offsets.deliver_ms(offset)
+    if command.on_conflict == c.DEBOUNCE and command.span_ms is not None:
+        until_ms = marks[0] + command.span_ms
+        return offset if own_ms <= until_ms else offsets.at_time(offset, max(until_ms, step.floor_ms))
+    if command.on_conflict == c.THROTTLE_BOTH and marks and marks[0] > own_ms:
+        return offsets.at_time(offset, marks[0])
+    return offset
 
 
 def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:

@@ -167,12 +167,12 @@ class Bench:
         return made.offsets if isinstance(made, Stored) else made
 
     def send(
-        self, *values: str, at: int = 0, on_conflict: int = c.REJECT, max_wait: int | None = None, **columns: Any
+        self, *values: str, at: int = 0, on_conflict: int = c.REJECT, span: int | None = None, **columns: Any
     ) -> Stored:
-        """Append messages as single-message rows, so that they can have keys, ttls and unique keys. `max_wait`: for
-        DEBOUNCE, in ms."""
+        """Append messages as single-message rows, so that they can have keys, ttls and unique keys. `span`: the maximum
+        wait of DEBOUNCE, or the window of a rule that throttles, in ms."""
         batch = batch_of(values, **columns)
-        made = self.apply(at, c.Append(batch, on_conflict=on_conflict, split=True, max_wait_ms=max_wait))[0]
+        made = self.apply(at, c.Append(batch, on_conflict=on_conflict, split=True, span_ms=span))[0]
         assert isinstance(made, Stored)
         return made
 

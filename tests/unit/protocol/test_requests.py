@@ -274,13 +274,13 @@ def test_credit_has_no_request_id() -> None:
         *[
             (requests.Produce, [3, 1, "t", 0, 0, 0, 0, wrong, b""], rf"field 6 \(on_conflict\): {problem}")
             for wrong, problem in (
-                ([], r"expected \[4, max wait ms\]"),
-                ([4], r"expected \[4, max wait ms\]"),
-                ([4, True], r"expected \[4, max wait ms\]"),
-                ([3, 1000], r"expected \[4, max wait ms\]"),
-                ([4, 1, 1], r"expected \[4, max wait ms\]"),
+                ([], r"expected \[4, max wait ms\] or \[5, window ms\] or \[6, window ms\]"),
+                *[(wrong, r"expected \[4, max wait ms\]") for wrong in ([4], [4, True], [3, 1000], [7, 1], [4, 1, 1])],
+                *[(wrong, r"expected \[4, max wait ms\]") for wrong in ([[5], 1], [5, None], [True, 1], [6, 1.0])],
                 ([4, 0], r"a max wait of 1..316224000000 ms is allowed"),
                 ([4, requests.MAX_WAIT_MS + 1], r"a max wait of 1..316224000000 ms is allowed"),
+                *[([rule, 0], r"a window of 1..604800000 ms is allowed") for rule in (5, 6)],
+                *[([rule, 604_800_001], r"a window of 1..604800000 ms is allowed") for rule in (5, 6)],
             )
         ],
         (requests.Produce, [3, 1, "t", 4096, 0, 0, 0, 0, b""], r"field 2 \(partition\): 4096 is not within 0..4095"),

@@ -30,7 +30,7 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 
 
 def debounce(bench: Bench, value: str, at: int, max_wait: int | None = MAX_WAIT_MS, delay: int = DELAY_MS) -> Stored:
-    return bench.send(value, unique=["k"], due=[delay], relative=True, at=at, on_conflict=c.DEBOUNCE, max_wait=max_wait)
+    return bench.send(value, unique=["k"], due=[delay], relative=True, at=at, on_conflict=c.DEBOUNCE, span=max_wait)
 
 
 def due(stored: Stored) -> int:
@@ -128,7 +128,7 @@ def test_replaced_message_of_another_rule_begins_a_series(bench: Bench) -> None:
 
 def test_message_of_one_batch_replaces_an_earlier_one(bench: Bench) -> None:
     stored = bench.send(
-        "a", "b", unique=["k", "k"], due=[100, 5000], relative=True, on_conflict=c.DEBOUNCE, max_wait=MAX_WAIT_MS
+        "a", "b", unique=["k", "k"], due=[100, 5000], relative=True, on_conflict=c.DEBOUNCE, span=MAX_WAIT_MS
     )
     assert stored.outcomes == [(1, "replaced", stored.offsets[:16])]
     assert bench.values(bench.lease(at=1000)) == ["b"]
@@ -156,7 +156,7 @@ def test_series_of_different_keys_or_tenants_are_apart(kind: str, column: int) -
     bench.open()
     for value, scope in ((b"a", b"ada"), (b"b", b"bob"), (b"c", b"ada")):
         cells = {Column.VALUE: [value], Column.UNIQUE_KEY: [b"k"], column: [scope], Column.DELIVER_MS: [T + DELAY_MS]}
-        bench.apply(0, c.Append(encode(cells), on_conflict=c.DEBOUNCE, split=True, max_wait_ms=MAX_WAIT_MS))
+        bench.apply(0, c.Append(encode(cells), on_conflict=c.DEBOUNCE, split=True, span_ms=MAX_WAIT_MS))
     assert sorted(bench.values(bench.lease(at=DELAY_MS))) == ["b", "c"]
 
 
@@ -172,7 +172,7 @@ def test_series_by_a_wrong_clock_waits_no_longer_than_its_max_wait_after_the_res
 def test_capped_instant_by_a_wrong_clock_comes_after_its_max_wait_when_the_clock_is_reset() -> None:
     bench = Bench()
     bench.open()
-    bench.send("a", unique=["k"], due=[2 * YEAR], at=YEAR, on_conflict=c.DEBOUNCE, max_wait=MAX_WAIT_MS)
+    bench.send("a", unique=["k"], due=[2 * YEAR], at=YEAR, on_conflict=c.DEBOUNCE, span=MAX_WAIT_MS)
     set_back(bench, 3000)
     assert bench.values(bench.lease(at=3000 + MAX_WAIT_MS)) == ["a"]
 
