@@ -173,6 +173,8 @@ class Producer(BlockWrapper[AsyncProducer]):
         unique_key: Value | None = None,
         on_conflict: str = "reject",
         max_wait: Duration | None = None,
+        window: Duration | None = None,
+        edge: str | None = None,
         priority: int | None = None,
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
@@ -189,7 +191,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, max_wait,
-            priority, tenant, max_attempts, backoff, cost, push,
+            window, edge, priority, tenant, max_attempts, backoff, cost, push,
         )  # fmt: skip
         inner.check_open()
         receipt = Receipt(portal)

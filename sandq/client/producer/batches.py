@@ -4,7 +4,7 @@ A batch is *open* while messages are added, *sealed* once it is encoded, and *do
 messages of a batch have the same traits (`validation.Traits`). So these messages never share a batch:
 
 - messages without a time (stored as one batch row), with an instant, and with a delay (relative to the leader's clock);
-- messages with different values of `on_conflict` or `max_wait`;
+- messages with different values of `on_conflict`, `max_wait`, `window` or `edge`;
 - writes to keys with and without an expected version;
 - messages with and without a rank;
 - messages with and without rules of their own: attempts, back-off, cost;
@@ -200,7 +200,8 @@ class SendOutcome(NamedTuple):
 
     `state` is the state of the other message, which has the unique key. It is set if the new message was ignored. It is
     also set if the new message was too late to replace the other one, which is `acked`, `dead` or `delivered`
-    (finished, and deleted since). With "debounce", it can also be `leased`. The new message is then stored, too.
+    (finished, and deleted since). With "debounce", it can also be `leased`, and with "throttle" it can have any state.
+    The new message is then stored, too.
     """
 
     outcome: str
@@ -211,8 +212,8 @@ class SendOutcome(NamedTuple):
 class Receipt:
     """The result of `send`: `await receipt` returns the message's offset (26 characters) or raises the error.
 
-    DuplicateKey means that another message has the unique key. With `on_conflict="ignore"`, the result is the id of the
-    other message instead. `outcome` says whether a message was replaced.
+    DuplicateKey means that another message has the unique key. With `on_conflict="ignore"` or "throttle", the result is
+    the id of the other message instead. `outcome` says whether a message was replaced.
     """
 
     __slots__ = ("_batch", "_position", "_raised")

@@ -31,6 +31,7 @@ from sandq.client.producer.validation import (
     max_wait_traits,
     rank_of,
     rules_of,
+    window_traits,
 )
 from sandq.client.signals import Signal
 from sandq.client.tracing import creating
@@ -151,6 +152,8 @@ class Producer:
         unique_key: Value | None = None,
         on_conflict: str = "reject",
         max_wait: Duration | None = None,
+        window: Duration | None = None,
+        edge: str | None = None,
         priority: int | None = None,
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
@@ -170,7 +173,7 @@ class Producer:
             await self.wait_for_capacity()
         message = self.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, max_wait,
-            priority, tenant, max_attempts, backoff, cost, push,
+            window, edge, priority, tenant, max_attempts, backoff, cost, push,
         )  # fmt: skip
         if message[RANK_AT] is not None:
             await self._refresh_kind(message[RANK_AT])
@@ -246,6 +249,9 @@ class Producer:
                     traits |= more
                     if (max_wait := options.get("max_wait")) is not None:
                         traits |= max_wait_traits(max_wait, on_conflict, traits, time)
+                    window, edge = options.get("window"), options.get("edge")
+                    if window is not None or edge is not None or on_conflict == "throttle":
+                        traits |= window_traits(window, edge, on_conflict, traits)
                     priority, tenant, rank = options.get("priority"), options.get("tenant"), None
                     if priority is not None or tenant is not None:
                         rank = rank_of(priority, tenant)

@@ -50,10 +50,17 @@ class SendOptions(TypedDict, total=False):
     - "ignore": store nothing. The receipt gives the id of the message that has the key.
     - "debounce": cancel the other message, as "replace" does. If a group holds the other message, or is done with it,
       the new message is stored in addition, and the key names it from then on. Never raises DuplicateKey.
+    - "throttle": store at most one message of the key in each `window`, counted from the moment when the broker stores
+      it. Other messages of the window are not stored, and the receipt gives the id of the stored one. Never raises
+      DuplicateKey. If the other message was not throttled, this is "ignore".
 
     `max_wait`: for "debounce": the message is due at most this long after the first message of its series. A series are
     debounced messages that replaced each other before their first attempt. Without `max_wait`, each message can
     postpone the delivery again. It is at least the `delay` and at most ten years.
+
+    `window`: for "throttle", which needs it: more than 0, at most 7 days. `edge`: for "throttle". "leading" (the
+    default): store the first message of a window. "both": also store the newest of the other messages, for delivery at
+    the end of the window, where the next window begins. "both" allows no delivery time.
 
     `priority`: for priority and fair topics; lower numbers are delivered first, 0 is the default.
     `tenant`: for fair topics; "default" if left out. There the tenant alone chooses the partition.
@@ -80,6 +87,8 @@ class SendOptions(TypedDict, total=False):
     unique_key: Value | None
     on_conflict: str
     max_wait: Duration | None
+    window: Duration | None
+    edge: str | None
     priority: int | None
     tenant: str | None
     max_attempts: MaxAttempts | None

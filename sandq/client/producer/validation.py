@@ -18,7 +18,16 @@ from sandq.model.names import check_tenant
 from sandq.model.retries import NO_RULES, Backoff, MaxAttempts, MessageRules, parse_rules
 from sandq.model.times import DAY_MS, TIME_MAX_MS, Duration, Instant, duration_ms, format_duration, instant_ms
 from sandq.model.topic_limits import MAX_DELAY_MS, MAX_MESSAGE_BYTES
-from sandq.protocol.requests import DEBOUNCE, IGNORE, MAX_WAIT_MS, REJECT, REPLACE, REPLACE_PENDING
+from sandq.protocol.requests import (
+    DEBOUNCE,
+    IGNORE,
+    MAX_WAIT_MS,
+    REJECT,
+    REPLACE,
+    REPLACE_PENDING,
+    THROTTLE,
+    THROTTLE_BOTH,
+)
 
 Value = bytes | bytearray | memoryview | str
 Headers = Mapping[str, HeaderValue]
@@ -30,8 +39,8 @@ Traits = int
 Bits 0 and 1: kind of time (see `NOW`). Bits 2 to 4: 0 without a unique key, otherwise 1 + the `on_conflict` action. One
 bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
 ahead that the broker may reject it (`FAR_BIT`), a unique key together with a different key (`PAIR_BIT`), rules of its
-own (`RULES_BIT`), a URL (`PUSH_BIT`). The bits from `MAX_WAIT_SHIFT` on: the `max_wait` of a debounced message in ms,
-or 0.
+own (`RULES_BIT`), a URL (`PUSH_BIT`). The bits from `SPAN_SHIFT` on: the `max_wait` of a debounced message or the
+`window` of a throttled message in ms, or 0.
 
 So the broker checks messages one by one only if their traits require it. If it rejects a batch, only messages with the
 same traits are affected.
@@ -70,32 +79,35 @@ FAR_BIT = 256
 PAIR_BIT = 512
 RULES_BIT = 1024
 PUSH_BIT = 2048
-MAX_WAIT_SHIFT = 12
+SPAN_SHIFT = 12
 
 OnConflict = int | tuple[int, int]
-"""The `on_conflict` of a PRODUCE: a number, or (DEBOUNCE, `max_wait` in ms)."""
+"""The `on_conflict` of a PRODUCE: a number, or a number with the `max_wait` or the `window` in ms."""
 
-_REPLACING = (1 + REPLACE, 1 + REPLACE_PENDING, 1 + DEBOUNCE)
-"""Values of `UNIQUE_BITS` of messages that may replace others."""
+_REPLACING = (1 + REPLACE, 1 + REPLACE_PENDING, 1 + DEBOUNCE, 1 + THROTTLE, 1 + THROTTLE_BOTH)
+"""Values of `UNIQUE_BITS` of messages that may replace others, or whose order decides which of them is stored."""
 _ON_CONFLICT = {
     "reject": REJECT,
     "replace": REPLACE,
     "ignore": IGNORE,
     "replace_pending": REPLACE_PENDING,
     "debounce": DEBOUNCE,
+    "throttle": THROTTLE,
 }
+LEADING, BOTH = "leading", "both"
+"""Values of `edge`."""
 
 
 def replaces(traits: Traits) -> bool:
-    """Return whether messages with these traits may replace earlier messages of their unique keys."""
+    """Return whether messages with these traits must keep the order of the calls, because of their unique keys."""
     return (traits & UNIQUE_BITS) >> UNIQUE_SHIFT in _REPLACING
 
 
 def on_conflict_of(traits: Traits) -> OnConflict:
     """Return the `on_conflict` of a PRODUCE whose messages have these traits."""
     action = max((traits & UNIQUE_BITS) >> UNIQUE_SHIFT, 1) - 1
-    max_wait_ms = traits >> MAX_WAIT_SHIFT
-    return (action, max_wait_ms) if max_wait_ms else action
+    span_ms = traits >> SPAN_SHIFT
+    return (action, span_ms) if span_ms else action
 
 
 def as_bytes(name: str, value: object) -> bytes:
@@ -168,6 +180,8 @@ class MessageValidation:
         unique_key: Value | None = None,
         on_conflict: str = "reject",
         max_wait: Duration | None = None,
+        window: Duration | None = None,
+        edge: str | None = None,
         priority: int | None = None,
         tenant: str | None = None,
         max_attempts: MaxAttempts | None = None,
@@ -198,6 +212,8 @@ class MessageValidation:
             traits |= more
         if max_wait is not None:
             traits |= max_wait_traits(max_wait, on_conflict, traits, at)
+        if window is not None or edge is not None or on_conflict == "throttle":
+            traits |= window_traits(window, edge, on_conflict, traits)
         if max_attempts is not None or backoff is not None or cost is not None:
             rules = rules_of(max_attempts, backoff, cost)
             traits |= 0 if rules is None else RULES_BIT
@@ -302,7 +318,31 @@ def max_wait_traits(max_wait: Duration, on_conflict: str, traits: Traits, time: 
     if traits & TIME_BITS == DELAY and max_wait_ms < time:
         delay = format_duration(time)
         raise InvalidRequest(f"max_wait: {format_duration(max_wait_ms)} is less than the delay of {delay}")
-    return max_wait_ms << MAX_WAIT_SHIFT
+    return max_wait_ms << SPAN_SHIFT
+
+
+def window_traits(window: Duration | None, edge: str | None, on_conflict: str, traits: Traits) -> Traits:
+    """Check the `window` and the `edge` of a message, and return their bits of the traits. `traits`: as they are
+    without these bits."""
+    if on_conflict != "throttle":
+        name = "window" if window is not None else "edge"
+        raise InvalidRequest(f'{name}: it needs on_conflict="throttle"')
+    if window is None:
+        raise InvalidRequest('window: on_conflict="throttle" needs one, for example "1m"')
+    window_ms, most_ms = duration_ms(window), FIXED.throttle_window_ms
+    if not window_ms:
+        raise InvalidRequest("window: it must be greater than 0")
+    if window_ms > most_ms:
+        most = f"{most_ms // DAY_MS} days"
+        raise InvalidTime(f"window: {format_duration(window_ms)} is more than {most}; a bare number is seconds")
+    if edge in (None, LEADING):
+        return window_ms << SPAN_SHIFT
+    if edge != BOTH:
+        instead = 'for the newest message alone, use on_conflict="debounce" with max_wait and delay of one window'
+        raise InvalidRequest(f'edge: "{LEADING}" or "{BOTH}" is expected, not {edge!r:.60}; {instead}')
+    if traits & TIME_BITS != NOW:
+        raise InvalidRequest(f'edge: "{BOTH}" itself determines the time of a message, so give no deliver_at or delay')
+    return window_ms << SPAN_SHIFT | (1 + THROTTLE_BOTH) << UNIQUE_SHIFT  # includes the bits of THROTTLE
 
 
 def rules_of(max_attempts: object, backoff: object, cost: object) -> MessageRules | None:

@@ -32,7 +32,16 @@ from sandq.protocol.replies_messages import (
     Outcome,
     encode_pieces,
 )
-from sandq.protocol.requests import DEBOUNCE, IGNORE, REJECT, REPLACE, REPLACE_PENDING, Produce
+from sandq.protocol.requests import (
+    DEBOUNCE,
+    IGNORE,
+    REJECT,
+    REPLACE,
+    REPLACE_PENDING,
+    THROTTLE,
+    THROTTLE_BOTH,
+    Produce,
+)
 from sandq.protocol.requests_admin import (
     CHECK,
     DeadList,
@@ -200,7 +209,7 @@ class FakeMessages:
                 outcomes[place] = "stored", taken.state
             elif taken is not None and rule != REPLACE:
                 given.append(taken.id)
-                if rule != IGNORE:
+                if rule not in (IGNORE, THROTTLE, THROTTLE_BOTH):
                     conflicts[place] = taken.state
                 elif outcomes is not None:
                     outcomes[place] = "ignored", taken.state

@@ -214,6 +214,8 @@ def test_mistakes_are_raised_where_they_are_made(client: sandq.sync.Client) -> N
             lambda: producer.send(3),  # type: ignore[arg-type]
             lambda: producer.send(b"", on_conflict="ignore"),
             lambda: producer.send(b"", unique_key="u", max_wait="1m"),
+            lambda: producer.send(b"", unique_key="u", window="1m"),
+            lambda: producer.send(b"", unique_key="u", on_conflict="throttle", window="1m", edge="trailing"),
             lambda: producer.send(b"", tenant="a b"),
             lambda: producer.send_many([b"", 3]),  # type: ignore[list-item]
         ):

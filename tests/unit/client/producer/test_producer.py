@@ -32,6 +32,7 @@ from tests.support.client.fake_server import CUT, SILENCE, FakeServer
 from tests.support.waiting import until_holds
 
 DEBOUNCED = {"unique_key": "u", "on_conflict": "debounce"}
+THROTTLED = {"unique_key": "u", "on_conflict": "throttle"}
 
 
 def values(server: FakeServer) -> list[bytes | None]:
@@ -177,6 +178,32 @@ def test_times_travel_in_batches_of_their_own(with_client: Any) -> None:
         ({"value": b"v", **DEBOUNCED, "max_wait": "3661d"}, InvalidTime, "max_wait: 3661d is more than 3660 days"),
         ({"value": b"v", **DEBOUNCED, "max_wait": 4, "delay": 5}, InvalidRequest, "max_wait: 4s is less than"),
         ({"value": b"v", **DEBOUNCED, "max_wait": 4, "delay_ms": 4001}, InvalidRequest, "less than the delay of 4s1ms"),
+        ({"value": b"v", "on_conflict": "throttle", "window": 9}, InvalidRequest, "on_conflict: it needs a uniq"),
+        ({"value": b"v", "unique_key": "u", "window": 9}, InvalidRequest, 'window: it needs on_conflict="throttle"'),
+        ({"value": b"v", **DEBOUNCED, "edge": "both"}, InvalidRequest, 'edge: it needs on_conflict="throttle"'),
+        ({"value": b"v", **THROTTLED}, InvalidRequest, 'window: on_conflict="throttle" needs one'),
+        ({"value": b"v", **THROTTLED, "edge": "both"}, InvalidRequest, 'window: on_conflict="throttle" needs one'),
+        (
+            {"value": b"v", **THROTTLED, "window": 9, "max_wait": 9},
+            InvalidRequest,
+            'max_wait: it needs on_conflict="de',
+        ),
+        ({"value": b"v", **THROTTLED, "window": 0}, InvalidRequest, "window: it must be greater than 0"),
+        ({"value": b"v", **THROTTLED, "window": -1}, InvalidTime, "it must not be negative"),
+        ({"value": b"v", **THROTTLED, "window": "8d"}, InvalidTime, "window: 8d is more than 7 days"),
+        ({"value": b"v", **THROTTLED, "window": 9, "edge": "trailing"}, InvalidRequest, "alone, use .*debounce"),
+        (
+            {"value": b"v", **THROTTLED, "window": 9, "edge": b"both"},
+            InvalidRequest,
+            "edge: .* is expected, not b'both",
+        ),
+        (
+            {"value": b"v", **THROTTLED, "window": 9, "edge": "both", "delay": 1},
+            InvalidRequest,
+            "no deliver_at or delay",
+        ),
+        ({"value": b"v", **THROTTLED, "window": 9, "edge": "both", "delay_ms": 1}, InvalidRequest, "no deliver_at or"),
+        ({"value": b"v", **THROTTLED, "window": 9, "edge": "both", "deliver_at": 4 * 10**12}, InvalidRequest, "edge"),
         ({"value": b"v", "ttl": -1}, InvalidTime, "is not"),
         ({"value": b"v", "ttl": 0}, InvalidRequest, "ttl: it must be greater"),
         ({"value": b"v", "tenant": "a.b"}, InvalidRequest, "tenant: topic 't' is a timer topic; only fair"),

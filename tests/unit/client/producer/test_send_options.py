@@ -18,7 +18,7 @@ from sandq.server.http.bodies import MessageIn
 OPTIONS = SendOptions.__annotations__
 NOT_IN_JSON = {"partition"}
 """In HTTP requests the path names the partition."""
-OF_THE_REQUEST = {"on_conflict", "max_wait"}
+OF_THE_REQUEST = {"on_conflict", "max_wait", "window", "edge"}
 """Options of the request and not of a message."""
 NOT_SENT_BY_ACKS = {"delay_ms", "partition", "unique_key"} | OF_THE_REQUEST
 

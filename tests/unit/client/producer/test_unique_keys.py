@@ -13,7 +13,7 @@ from sandq.model.errors import ConnectionLost, DuplicateKey, InvalidRequest, Tim
 from sandq.model.partitioning import partition_for
 from sandq.model.times import DAY_MS
 from sandq.protocol.frames import Type
-from sandq.protocol.requests import DEBOUNCE
+from sandq.protocol.requests import DEBOUNCE, THROTTLE, THROTTLE_BOTH
 from tests.support.client.fake_server import FakeServer
 
 
@@ -56,18 +56,50 @@ def test_debounce_of_a_leased_message_stores_both(with_client: Any) -> None:
     with_client(body)
 
 
-@pytest.mark.parametrize("on_conflict", ["replace", "replace_pending", "debounce"])
-@pytest.mark.parametrize("others", [{"delay": 5}, {"ttl": 5}, {"max_wait": 5}])
+def test_throttled_message_of_a_taken_key_is_ignored(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        rule: dict[str, Any] = {"unique_key": "k", "on_conflict": "throttle", "window": "1m"}
+        first = await client.produce("t", b"a", **rule, delay="5s")
+        receipt = await client.send("t", b"b", **rule, edge="both")
+        assert await receipt == first and receipt.outcome == ("ignored", first, "delayed")
+        await client.produce("t", b"c", **rule, edge="leading")
+        rules = [tuple(request.on_conflict) for request in server.produced]
+        assert rules == [(THROTTLE, 60_000), (THROTTLE_BOTH, 60_000), (THROTTLE, 60_000)]
+
+    with_client(body)
+
+
+def test_throttled_messages_share_a_batch_only_with_equal_window_and_edge(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        week = {"window": "7d", "edge": "both"}
+        async with client.producer("t") as producer:
+            for name, options in (("a", {"window": 60}), ("b", week), ("c", {"window": 61}), ("d", week)):
+                await producer.send(b"v", unique_key=name, on_conflict="throttle", **options)
+            values = [b"v", {"value": b"v", "unique_key": "f", "edge": "leading", "window": "1m"}]
+            await producer.send_many(values, unique_key="e", on_conflict="throttle", **week)
+        sent = {}
+        for request in server.produced:
+            for unique_key in Batch.parse(request.batch).bytes_column(Column.UNIQUE_KEY) or []:
+                sent[unique_key] = tuple(request.on_conflict)
+        minute, whole = (THROTTLE, 60_000), (THROTTLE_BOTH, 7 * DAY_MS)
+        assert sent == {b"a": minute, b"b": whole, b"c": (THROTTLE, 61_000), b"d": whole, b"e": whole, b"f": minute}
+
+    with_client(body)
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "replace_pending", "debounce", "throttle"])
+@pytest.mark.parametrize("others", [{"delay": 5}, {"ttl": 5}, {"max_wait": 5}, {"edge": "both"}])
 def test_messages_that_replace_each_other_are_sent_in_the_order_of_the_calls(
     with_client: Any, on_conflict: str, others: dict[str, int]
 ) -> None:
-    if "max_wait" in others and on_conflict != "debounce":
+    if ("max_wait" in others and on_conflict != "debounce") or ("edge" in others and on_conflict != "throttle"):
         return
+    window = {"window": "1m"} if on_conflict == "throttle" else {}
 
     async def body(server: FakeServer, client: Client) -> None:
         async with client.producer("t") as producer:
             for number in range(5):
-                more = others if number % 2 else {}
+                more = window | (others if number % 2 else {})
                 await producer.send(b"%d" % number, unique_key="k", on_conflict=on_conflict, **more)
         sent = sorted(server.produced, key=lambda request: request.sequence)
         assert [Batch.parse(request.batch).values() for request in sent] == [[b"%d" % number] for number in range(5)]
