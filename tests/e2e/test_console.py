@@ -113,6 +113,23 @@ def test_a_debounced_message_is_produced(console: Console) -> None:
     assert api("GET", f"/topics/pages.debounced/messages/{message['id']}")["text"] == "final"
 
 
+def test_a_throttled_message_is_produced(console: Console) -> None:
+    browser, api = console.browser, console.api
+    topic(api, "alarms.throttled")
+    console.go("#/topics/alarms.throttled")
+    browser.reads("alarms.throttled", "h1")
+    first = api(
+        "POST",
+        "/topics/alarms.throttled",
+        {"text": "1", "unique_key": "disk", "on_conflict": "throttle", "window": "1h"},
+    )
+    given = {"value": "2", "unique_key": "disk"}
+    said = console.act("Produce…", "Produce", **given, on_conflict="throttle", window="1h", edge="both")
+    assert "--unique-key disk --on-conflict throttle --window 1h --edge both" in said
+    found = api("GET", "/topics/alarms.throttled/messages")["messages"]
+    assert len(found) == 2 and found[0]["id"] == first["id"]
+
+
 def test_topics_are_made_shown_purged_and_deleted(console: Console) -> None:
     browser, api = console.browser, console.api
     console.go("")

@@ -341,11 +341,22 @@ class MessageIn(BaseModel):
     ttl: Duration | None = None
     unique_key: str | None = None
     unique_key_base64: str | None = None
-    on_conflict: Literal["reject", "replace", "replace_pending", "ignore", "debounce"] = "reject"
+    on_conflict: Literal["reject", "replace", "replace_pending", "ignore", "debounce", "throttle"] = "reject"
     max_wait: Duration | None = Field(
         default=None,
         description="With `debounce`: the message is due at most this long after the first message of its series.",
         examples=["1m"],
+    )
+    window: Duration | None = Field(
+        default=None,
+        description="With `throttle`, which needs it: at most one message is stored in a window of this length.",
+        examples=["1m"],
+    )
+    # The client refuses other texts, with an error that names the rule for the end of a window alone.
+    edge: Annotated[str, Field(json_schema_extra={"enum": ["leading", "both"]})] | None = Field(
+        default=None,
+        description="With `throttle`: `leading` (the default) stores the first message of a window; `both` also "
+        "delivers the newest of the others at the end of the window.",
     )
     priority: int | None = Field(
         default=None,
@@ -378,8 +389,9 @@ class MessageIn(BaseModel):
         """Return the arguments of `Producer.send`. Raise InvalidRequest."""
         given = _without_nulls(self)
         options = {"on_conflict": given.pop("on_conflict", "reject")}
-        if (max_wait := given.pop("max_wait", None)) is not None:
-            options["max_wait"] = max_wait
+        for name in ("max_wait", "window", "edge"):
+            if (value := given.pop(name, None)) is not None:
+                options[name] = value
         return {**read_message(given), **options}
 
 
@@ -508,8 +520,9 @@ class OutgoingIn(MessageIn):
         """Return the message as the client sends it. Raise InvalidRequest."""
         if self.unique_key is not None or self.unique_key_base64 is not None:
             raise InvalidRequest("then: a message sent by an ack has no unique key: the ack itself takes effect once")
-        if self.on_conflict == "debounce" or self.max_wait is not None:
-            raise InvalidRequest("then: a message sent by an ack has no unique key, so it cannot be debounced")
+        for rule, options in (("debounce", (self.max_wait,)), ("throttle", (self.window, self.edge))):
+            if self.on_conflict == rule or any([option is not None for option in options]):
+                raise InvalidRequest(f"then: a message sent by an ack has no unique key, so it cannot be {rule}d")
         given = self.arguments()
         if (delay_ms := given.pop("delay_ms", None)) is not None:
             given["delay"] = delay_of(given.get("delay"), delay_ms)

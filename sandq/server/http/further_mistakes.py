@@ -17,7 +17,7 @@ from sandq.model.settings import CLASSES, parse_settings
 _OF_TOPICS = frozenset(("name", "kind", "settings"))
 _OF_MESSAGES = frozenset(("unique_key", "on_conflict"))
 """Members by which the type of a route's body is recognized."""
-_OF_REQUESTS = frozenset(("on_conflict", "max_wait"))
+_OF_REQUESTS = frozenset(("on_conflict", "max_wait", "window", "edge"))
 """Members of a message in a request that are not fields of the message itself."""
 
 

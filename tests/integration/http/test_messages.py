@@ -167,6 +167,7 @@ async def test_delay_in_milliseconds(web: Web) -> None:
 
 
 DEBOUNCED = {"unique_key": "u", "on_conflict": "debounce"}
+THROTTLED = {"unique_key": "u", "on_conflict": "throttle"}
 NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({}, "one of text, value and json"),
     ({"text": "a", "json": 1}, "one of text, value and json"),
@@ -206,6 +207,11 @@ NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"text": "a", **DEBOUNCED, "max_wait": 0}, "max_wait: it must be greater than 0"),
     ({"text": "a", **DEBOUNCED, "max_wait": "3661d"}, "max_wait: 3661d is more than 3660 days"),
     ({"text": "a", **DEBOUNCED, "max_wait": 4, "delay": 5}, "max_wait: 4s is less than the delay of 5s"),
+    ({"text": "a", **THROTTLED}, 'window: on_conflict="throttle" needs one'),
+    ({"text": "a", "unique_key": "u", "window": "1m"}, 'window: it needs on_conflict="throttle"'),
+    ({"text": "a", **THROTTLED, "window": "8d"}, "window: 8d is more than 7 days"),
+    ({"text": "a", **THROTTLED, "window": 5, "edge": "trailing"}, 'use on_conflict="debounce"'),
+    ({"text": "a", **THROTTLED, "window": 5, "edge": "both", "delay": 5}, "give no deliver_at or delay"),
     ({"text": "a\ud800"}, "surrogate"),
     ({"text": "a", "key": "\udc00"}, "surrogate"),
     ({"text": "a", "headers": {"\ud800": 1}}, "surrogate"),

@@ -88,6 +88,20 @@ async def test_debounce_outcomes_are_reported(web: Web) -> None:
     assert told == [("stored", "leased"), ("replaced", None)]
 
 
+async def test_throttle_outcomes_are_reported(web: Web) -> None:
+    await topic(web)
+    throttled = {"unique_key": "k", "on_conflict": "throttle", "window": "1h"}
+    first = await web.post("/topics/t", {"text": "1", **throttled})
+    second = await web.post("/topics/t", {"text": "2", **throttled})
+    assert (first["outcome"], second["outcome"], second["id"]) == ("stored", "ignored", first["id"])
+    both = throttled | {"edge": "both"}
+    many = await web.post("/topics/t", {"messages": [{"text": "3", **both}, {"text": "4", **both}]})
+    told = [(one["outcome"], one.get("state")) for one in many["results"]]
+    assert told == [("stored", "ready"), ("replaced", None)]
+    leased = await web.post("/topics/t/groups/g/lease", {"max": 9})
+    assert [message["text"] for message in leased["messages"]] == ["1"]
+
+
 async def test_conflict_outcomes_are_reported(web: Web) -> None:
     # otherwise the state of an acked message becomes `delivered` once it is trimmed
     await topic(web, settings={"retention": "1h"})

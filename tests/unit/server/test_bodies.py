@@ -62,6 +62,27 @@ def test_max_wait_of_a_message_is_an_argument_of_send() -> None:
         assert {one["loc"][:2] for one in mistakes(ProduceIn, body | {"max_wait": wrong})} == {("one", "max_wait")}
 
 
+def test_window_and_edge_of_a_message_are_arguments_of_send() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(ProduceIn)
+    body = {"text": "x", "unique_key": "u", "on_conflict": "throttle", "window": "1m", "edge": "both"}
+    assert adapter.validate_python(body).arguments() == {
+        "value": b"x",
+        "unique_key": b"u",
+        "on_conflict": "throttle",
+        "window": "1m",
+        "edge": "both",
+    }
+    assert not {"window", "edge"} & adapter.validate_python(body | {"window": None, "edge": None}).arguments().keys()
+    for name, wrong in (("window", -1), ("window", "soon"), ("window", True), ("edge", 1), ("edge", ["both"])):
+        assert {one["loc"][:2] for one in mistakes(ProduceIn, body | {name: wrong})} == {("one", name)}
+
+
+@pytest.mark.parametrize("option", [{"on_conflict": "throttle"}, {"window": "1m"}, {"edge": "both"}])
+def test_throttling_of_a_message_sent_by_an_ack_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"then: .* so it cannot be throttled"):
+        OutgoingIn.model_validate({"text": "x", **option}).outgoing()
+
+
 @pytest.mark.parametrize("option", [{"on_conflict": "debounce"}, {"max_wait": "1m"}])
 def test_debounce_of_a_message_sent_by_an_ack_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=r"then: .* so it cannot be debounced"):
@@ -70,6 +91,7 @@ def test_debounce_of_a_message_sent_by_an_ack_is_refused(option: dict[str, Any])
 
 def test_options_of_a_request_are_no_further_mistakes() -> None:
     body = {"text": "x", "delay": "soon", "unique_key": "u", "on_conflict": "debounce", "max_wait": "1m"}
+    body |= {"window": "1m", "edge": "both"}
     assert [where for where, _ in further_mistakes(body, MessageIn.model_fields.keys())] == ["body.delay"]
 
 

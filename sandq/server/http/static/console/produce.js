@@ -62,6 +62,7 @@ export function whenOptions({ when, at, delay }) {
 }
 
 const isDebounced = (values) => Boolean(values.unique_key) && values.on_conflict === "debounce";
+const isThrottled = (values) => Boolean(values.unique_key) && values.on_conflict === "throttle";
 const waits = (values) => Boolean(values.backoff) && values.backoff !== "none";
 
 export function produce(topic, kind) {
@@ -75,8 +76,10 @@ export function produce(topic, kind) {
       ...(kind === "compacted" ? [] : WHEN_FIELDS("now")),
       ...(kind === "compacted" ? [] : [
         { name: "unique_key", label: "Unique key", help: "Only one pending message may have it." },
-        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "reject this message"], ["replace", "replace the other message"], ["replace_pending", "replace it if no group has received it"], ["ignore", "keep the other message"], ["debounce", "replace it, or send both if a worker holds it"]], value: "reject", shownIf: (values) => values.unique_key !== "" },
+        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "reject this message"], ["replace", "replace the other message"], ["replace_pending", "replace it if no group has received it"], ["ignore", "keep the other message"], ["debounce", "replace it, or send both if a worker holds it"], ["throttle", "send one in a window"]], value: "reject", shownIf: (values) => values.unique_key !== "" },
         { name: "max_wait", label: "Deliver at the latest after", placeholder: "no limit", help: "Counted from the first message of the series: 1m, 1h.", shownIf: isDebounced },
+        { name: "window", label: "Window", placeholder: "1m", help: "Counted from the send: 1m, 1h.", shownIf: isThrottled },
+        { name: "edge", label: "Of each window, send", kind: "select", options: [["leading", "the first message"], ["both", "the first message, and the newest at the end"]], value: "leading", shownIf: isThrottled },
       ]),
       { name: "ttl", label: "Time to live", placeholder: "none" },
       ...(kind === "compacted" ? [] : [
@@ -96,6 +99,7 @@ export function produce(topic, kind) {
         ...content.options, key: values.key, ...whenOptions(values), "unique-key": values.unique_key,
         "on-conflict": values.unique_key && values.on_conflict !== "reject" ? values.on_conflict : null,
         ...(isDebounced(values) ? { "max-wait": values.max_wait } : {}),
+        ...(isThrottled(values) ? { window: values.window || "WINDOW", edge: values.edge === "leading" ? null : values.edge } : {}),
         ttl: values.ttl, header: headerLines(values.headers), priority: values.priority, tenant: values.tenant,
         "max-attempts": values.max_attempts, cost: values.cost, backoff: values.backoff,
         ...(waits(values) ? { "backoff-first": values.first, "backoff-cap": values.cap } : {}),
@@ -109,6 +113,7 @@ export function produce(topic, kind) {
         ...(Object.keys(headers).length ? { headers } : {}),
         ...(values.unique_key ? { unique_key: values.unique_key, on_conflict: values.on_conflict } : {}),
         ...(isDebounced(values) && values.max_wait ? { max_wait: values.max_wait } : {}),
+        ...(isThrottled(values) ? { window: values.window || null, edge: values.edge } : {}),
         ...(values.priority ? { priority: Number(values.priority) } : {}), ...(values.tenant ? { tenant: values.tenant } : {}),
         ...(values.max_attempts ? { max_attempts: values.max_attempts === "none" ? "none" : Number(values.max_attempts) } : {}),
         ...(values.cost ? { cost: Number(values.cost) } : {}),
