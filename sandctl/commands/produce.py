@@ -58,13 +58,14 @@ _UNCONFIRMED = 10_000  # maximum number of receipts that wait to be printed
 )
 @click.option(
     "--on-conflict",
-    type=click.Choice(["reject", "replace", "replace_pending", "ignore", "debounce"]),
+    type=click.Choice(["reject", "replace", "replace_pending", "ignore", "debounce", "throttle"]),
     default="reject",
     show_default=True,
     help=(
         "If the unique key is taken: fail; replace (cancel the other message, or send beside a "
-        "settled one); replace-pending (cancel it or fail); ignore (keep the other one); or debounce (cancel it, "
-        "or send beside one that a group holds or settled). -o json prints the outcome."
+        "settled one); replace-pending (cancel it or fail); ignore (keep the other one); debounce (cancel it, "
+        "or send beside one that a group holds or settled); or throttle (send one in a --window). -o json prints the "
+        "outcome."
     ),
 )
 @click.option(
@@ -72,6 +73,15 @@ _UNCONFIRMED = 10_000  # maximum number of receipts that wait to be printed
     type=DURATION,
     metavar="DURATION",
     help="With debounce: deliver at most this long after the first message of the series.  [default: no limit]",
+)
+@click.option(
+    "--window", type=DURATION, metavar="DURATION", help="With throttle: send at most one message in this time."
+)
+@click.option(
+    "--edge",
+    type=click.Choice(["leading", "both"]),
+    help="With throttle: the first message of a window; or both: also the newest of the others, at the end of the "
+    "window.  [default: leading]",
 )
 @click.option("--priority", type=int, metavar="N", help="Of a priority or fair TOPIC: lower goes first.  [default: 0]")
 @click.option(
@@ -103,6 +113,8 @@ def produce(
     unique_key: str | None,
     on_conflict: str,
     max_wait: timedelta | None,
+    window: timedelta | None,
+    edge: str | None,
     priority: int | None,
     tenant: str | None,
     partition: int | None,
@@ -119,6 +131,7 @@ def produce(
       sandctl produce orders '{"order": 17}' --json --key customer-7 --in 2h
       sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
       sandctl produce index page-7 --unique-key page-7 --on-conflict debounce --in 5s --max-wait 1m
+      sandctl produce alarms "disk full" --unique-key disk --on-conflict throttle --window 1m --edge both
       sandctl produce orders tick --count 600 --rate 10
       sandctl produce calls '{"user": 7}' --json --in 1d --push-url https://shop.example/remind
       sandctl produce invoices 4711 --max-attempts 20 --backoff linear --backoff-first 30s
@@ -133,7 +146,8 @@ def produce(
     --max-attempts, --backoff..., --cost and --push-... apply to the objects that do not have these fields.
     """
     is_many = lines or jsonl
-    _check_alternatives(lines=lines, jsonl=jsonl, at=at, delay=delay, max_wait=max_wait, on_conflict=on_conflict)
+    _check_alternatives(lines=lines, jsonl=jsonl, at=at, delay=delay)
+    _check_rule(on_conflict, max_wait=max_wait, window=window, edge=edge)
     _check_source(payload, path, is_many=is_many)
     if is_many:
         _check_many(is_json=is_json, unique_key=unique_key, count=count)
@@ -147,6 +161,8 @@ def produce(
         "ttl": ttl,
         "unique_key": raw(unique_key),
         "max_wait": max_wait,
+        "window": window,
+        "edge": edge,
         "priority": priority,
         "tenant": tenant,
         "partition": partition,
@@ -184,8 +200,17 @@ def _check_alternatives(
         raise click.UsageError("--lines and --jsonl cannot be used together")
     if at is not None and delay is not None:
         raise click.UsageError("--at and --in cannot be used together")
+
+
+def _check_rule(on_conflict: str, *, max_wait: timedelta | None, window: timedelta | None, edge: str | None) -> None:
+    """Raise UsageError if an option of another rule is given, or the window of throttle is not given."""
     if max_wait is not None and on_conflict != "debounce":
         raise click.UsageError("--max-wait is for --on-conflict debounce")
+    if on_conflict == "throttle":
+        if window is None:
+            raise click.UsageError("--on-conflict throttle needs --window")
+    elif window is not None or edge is not None:
+        raise click.UsageError("--window and --edge are for --on-conflict throttle")
 
 
 def _check_source(payload: str | None, path: str | None, *, is_many: bool) -> None:

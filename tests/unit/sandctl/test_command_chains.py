@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.model.headers import headers_unpack
 from sandq.model.times import format_instant
 from sandq.protocol.frames import Type
-from sandq.protocol.requests import DEBOUNCE
+from sandq.protocol.requests import DEBOUNCE, THROTTLE, THROTTLE_BOTH
 from tests.support.client.fake_messages import NOW_MS
 from tests.support.client.fake_server import FakeServer
 
@@ -64,6 +66,35 @@ def test_max_wait_without_debounce_is_a_wrong_usage(ctl: Any, server: FakeServer
     result = ctl("produce", "t", "x", "--unique-key", "k", "--on-conflict", "replace", "--max-wait", "1m")
     assert result.exit_code == 2 and "--max-wait is for --on-conflict debounce" in result.stderr
     assert server.produced == []
+
+
+def test_produce_with_throttle_keeps_the_first_message(ctl: Any, server: FakeServer) -> None:
+    def produce(value: str, *options: str) -> Any:
+        throttled = ("--unique-key", "disk", "--on-conflict", "throttle", "-o", "jsonl")
+        return ctl("produce", "t", value, *throttled, *options)
+
+    (first,) = rows(produce("one", "--window", "1m").stdout)
+    (second,) = rows(produce("two", "--window", "1m", "--edge", "both").stdout)
+    assert (second["offset"], second["outcome"], second["other"]) == (first["offset"], "ignored", first["offset"])
+    assert [tuple(one.on_conflict) for one in server.produced] == [(THROTTLE, 60_000), (THROTTLE_BOTH, 60_000)]
+    timed = produce("three", "--window", "1m", "--edge", "both", "--in", "5s")
+    assert timed.exit_code == 2 and "give no deliver_at or delay" in timed.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--on-conflict", "throttle"], "--on-conflict throttle needs --window"),
+        (["--on-conflict", "ignore", "--window", "1m"], "--window and --edge are for --on-conflict throttle"),
+        (["--edge", "both"], "--window and --edge are for --on-conflict throttle"),
+        (["--on-conflict", "throttle", "--window", "1m", "--edge", "trailing"], "'trailing' is not one of"),
+    ],
+)
+def test_wrong_options_of_throttle_are_a_wrong_usage(
+    ctl: Any, server: FakeServer, options: list[str], problem: str
+) -> None:
+    result = ctl("produce", "t", "x", "--unique-key", "k", *options)
+    assert result.exit_code == 2 and problem in result.stderr and server.produced == []
 
 
 def test_lines_with_a_unique_key_and_a_ttl(ctl: Any, server: FakeServer) -> None:
