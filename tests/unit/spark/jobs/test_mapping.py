@@ -47,6 +47,7 @@ def test_a_mapping_with_everything() -> None:
         (GOOD, {"on_conflict": "reject"}, "it needs a unique_key"),
         ({**GOOD, "unique_key": "u"}, {"on_conflict": "keep"}, "one of ignore, replace, reject"[:6]),
         ({**GOOD, "unique_key": "u"}, {"on_conflict": "debounce"}, "one of reject, replace, ignore is expected"),
+        ({**GOOD, "unique_key": "u"}, {"on_conflict": "throttle"}, "one of reject, replace, ignore is expected"),
     ],
 )
 def test_a_mapping_that_cannot_be(mapping: dict[str, str], more: dict[str, Any], said: str) -> None:

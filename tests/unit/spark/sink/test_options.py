@@ -57,6 +57,7 @@ def test_options_that_spark_takes_from_a_stream() -> None:
         ({"sandq.bootstrap.servers": "a:b"}, "sandq.bootstrap.servers: 'a:b' is not a server"),
         ({"onConflict": "explode"}, "onConflict: one of ignore, replace, reject is expected, not 'explode'"),
         ({"onConflict": "debounce"}, "onConflict: one of ignore, replace, reject is expected, not 'debounce'"),
+        ({"onConflict": "throttle"}, "onConflict: one of ignore, replace, reject is expected, not 'throttle'"),
         ({"onChangedRows": "maybe"}, "onChangedRows: one of error, again is expected, not 'maybe'"),
         ({"writeId": ""}, "writeId: 1..249 characters are expected, not 0"),
         ({"writeId": "x" * 250}, "not 250"),
