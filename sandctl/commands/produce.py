@@ -131,7 +131,7 @@ def produce(
       sandctl produce orders '{"order": 17}' --json --key customer-7 --in 2h
       sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
       sandctl produce index page-7 --unique-key page-7 --on-conflict debounce --in 5s --max-wait 1m
-      sandctl produce alarms "disk full" --unique-key disk --on-conflict throttle --window 1m --edge both
+      sandctl produce alarms "full" --unique-key disk --on-conflict throttle --window 1m --edge both
       sandctl produce orders tick --count 600 --rate 10
       sandctl produce calls '{"user": 7}' --json --in 1d --push-url https://shop.example/remind
       sandctl produce invoices 4711 --max-attempts 20 --backoff linear --backoff-first 30s
@@ -160,6 +160,7 @@ def produce(
         "delay": delay,
         "ttl": ttl,
         "unique_key": raw(unique_key),
+        "on_conflict": on_conflict,
         "max_wait": max_wait,
         "window": window,
         "edge": edge,
@@ -169,7 +170,6 @@ def produce(
         "push": target_of(more),
     }
     common: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | message_rules(more)
-    common["on_conflict"] = on_conflict
     with open_source(path, needed=payload is None) as source:
         if is_many:
             run(lambda client: _send_lines(client, topic, source, jsonl, common, rate), waits=True)
@@ -177,25 +177,11 @@ def produce(
         value = os.fsencode(payload) if payload is not None else whole(source)
         if is_json:
             value, common["headers"] = as_json(value, common.get("headers"))
-        if count is not None:
-            again = _repeated({"value": value, **common}, count)
-            run(lambda client: _send_many(client, topic, again, rate, count), waits=True)
-        else:
-            receipt = run(lambda client: _send_one(client, topic, value, common))
-            with _Offsets("message", None) as offsets:
-                offsets.add(*receipt)
+    _produce_value(topic, value, common, rate, count)
 
 
-def _check_alternatives(
-    *,
-    lines: bool,
-    jsonl: bool,
-    at: int | None,
-    delay: timedelta | None,
-    max_wait: timedelta | None,
-    on_conflict: str,
-) -> None:
-    """Raise UsageError if two options are given that exclude each other, or one without the option that it needs."""
+def _check_alternatives(*, lines: bool, jsonl: bool, at: int | None, delay: timedelta | None) -> None:
+    """Raise UsageError if both of two options are given of which only one may be."""
     if lines and jsonl:
         raise click.UsageError("--lines and --jsonl cannot be used together")
     if at is not None and delay is not None:
@@ -237,6 +223,17 @@ def _check_one(*, unique_key: str | None, count: int | None, rate: float | None)
         raise click.UsageError("--rate is for many messages: use it with --count, --lines or --jsonl")
     if count is not None and unique_key is not None:
         raise click.UsageError("--unique-key names one message: it cannot be used with --count")
+
+
+def _produce_value(topic: str, value: bytes, common: dict[str, Any], rate: float | None, count: int | None) -> None:
+    """Send one message, `count` times if that is given, and print the offset of each."""
+    if count is not None:
+        messages = _repeated({"value": value, **common}, count)
+        run(lambda client: _send_many(client, topic, messages, rate, count), waits=True)
+        return
+    receipt = run(lambda client: _send_one(client, topic, value, common))
+    with _Offsets("message", None) as offsets:
+        offsets.add(*receipt)
 
 
 async def _send_one(client: Client, topic: str, value: bytes, common: dict[str, Any]) -> tuple[str, Receipt]:

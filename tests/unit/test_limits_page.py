@@ -186,6 +186,7 @@ def test_fixed_limits_of_formats_are_those_of_the_code() -> None:
         "outbox_batch_bytes": f"{size(FIXED.outbox_batch_bytes)} of a batch",
         "then_messages": f"{FIXED.then_messages} messages",
         "then_bytes": f"{size(FIXED.then_bytes)} of messages",
+        "throttle_window_ms": f"1 ms to {FIXED.throttle_window_ms // 86_400_000} days",
         "schedule_bytes": f"{size(FIXED.schedule_bytes)} of the message of a",
         "holds": f"{FIXED.holds} holds",
         "hold_least_ms": f"{FIXED.hold_least_ms // 1000} s to",
