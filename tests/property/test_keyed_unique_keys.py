@@ -75,13 +75,13 @@ class Pair:
         }
         if self.is_ranked:
             cells[Column.PRIORITY] = [rng.randrange(3) for _ in range(count)]
-        on_conflict = rng.choice((c.REJECT, c.REPLACE, c.IGNORE, c.REPLACE_PENDING, c.DEBOUNCE))
-        max_wait_ms = rng.choice((None, 1, 5000))
+        on_conflict = rng.randrange(c.THROTTLE_BOTH + 1)
+        span_ms = rng.choice((1, 5000)) if on_conflict > c.DEBOUNCE else rng.choice((None, 1, 5000))
         joined = [None if name is None else with_key(key, name) for key, name in zip(keys, names, strict=True)]
         keyed = cells | {Column.KEY: keys, Column.UNIQUE_KEY: names}
         plain = cells | {Column.UNIQUE_KEY: joined}
         commands = [
-            c.Append(encode(found), on_conflict=on_conflict, split=True, span_ms=max_wait_ms)
+            c.Append(encode(found), on_conflict=on_conflict, split=True, span_ms=span_ms)
             for found in (keyed, plain)
         ]
         stored = self.both(*commands)

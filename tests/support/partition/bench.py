@@ -355,7 +355,7 @@ class Bench:
             return "dead"
         if offset in found.order.blocked:
             return "ready"
-        if offset <= found.cursor:
+        if offset <= found.cursor or offset in found.gaps:
             return "acked"
         in_log = self.machine.log.find(offset, self.view)
         if self.view.get(rows.TOMBSTONE + offset) is not None or in_log is None or in_log.offset != offset:

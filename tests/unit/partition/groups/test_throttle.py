@@ -354,6 +354,38 @@ def test_batch_whose_reply_is_forgotten_meets_its_own_message(bench: Bench, rule
     assert bench.values(bench.lease(at=1000)) == ([] if is_leased else ["a"])
 
 
+@pytest.mark.parametrize("rule", [c.IGNORE, c.REPLACE, c.THROTTLE, c.THROTTLE_BOTH])
+def test_repeated_batch_without_its_reply_stores_nothing_after_all_groups_skipped_its_message(rule: int) -> None:
+    bench = Bench(dedup_window="0s", retention="1h")
+    bench.open()
+    bench.open("h")
+    span = WINDOW_MS if rule in (c.THROTTLE, c.THROTTLE_BOTH) else None
+    command = c.Append(batch_of(["a"], unique=["k"]), 77, 1, sequence_of(1, 0), rule, True, span)
+    (first,) = bench.apply(0, command)
+    bench.ack(bench.one(at=1).token, at=2)
+    bench.seek("latest", at=3, group="h")
+    bench.stores.write([(rows.producer_key(77), None)])
+    bench.restart()
+    assert bench.apply(5000, command) == [first]
+
+
+def test_window_counts_by_the_time_of_the_partition_if_a_stamp_is_earlier(bench: Bench) -> None:
+    bench.apply(5000, c.Clock())
+    first = leading(bench, "a", 100)
+    assert key_row(bench)[3] == T + 5000
+    assert leading(bench, "b", 5999).offsets == first.offsets
+    assert leading(bench, "c", 6000).offsets != first.offsets
+
+
+def test_row_of_a_message_by_a_wrong_clock_expires_after_the_reset() -> None:
+    bench = Bench(dedup_window="0s")
+    bench.open()
+    leading(bench, "a", YEAR)
+    set_back(bench, 3000)
+    bench.one(at=4000)
+    assert key_row(bench)[-1] == T + 4000 + 2 * WINDOW_MS
+
+
 def test_window_by_a_wrong_clock_ends_in_time_after_the_reset(bench: Bench) -> None:
     leading(bench, "a", YEAR, due=[9 * WINDOW_MS], relative=True)
     set_back(bench, 3000)

@@ -46,12 +46,13 @@ def test_conflict_with_another_message_is_resolved_by_state(
     sender: Sender | None,
 ) -> None:
     rules = {c.REJECT: reject, c.REPLACE: replace, c.IGNORE: ignore, c.DEBOUNCE: debounce}
+    rules |= {c.THROTTLE: ignore, c.THROTTLE_BOTH: ignore}  # the other message was not throttled
     for on_conflict, expected in rules.items():
         for before in (FIRST, None):
             assert resolve_conflict(Named(state, bytes(16), before, b"uk"), claim, on_conflict, sender) == expected
 
 
-@pytest.mark.parametrize("on_conflict", [c.REJECT, c.REPLACE, c.IGNORE, c.DEBOUNCE])
+@pytest.mark.parametrize("on_conflict", range(c.THROTTLE_BOTH + 1))
 def test_a_message_that_is_sent_again_is_answered_and_neither_refused_nor_replaced(on_conflict: int) -> None:
     assert resolve_conflict(Named(HELD, bytes(16), FIRST, b"uk"), PENDING, on_conflict, FIRST) == IGNORED
     assert resolve_conflict(Named(DELIVERED, bytes(16), FIRST, b"uk"), None, on_conflict, FIRST) == IGNORED
