@@ -223,7 +223,7 @@ class Appends:
         for at, fields in enumerate(self._shared.in_slices(messages)):
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
-            digest, is_put_off = None, False
+            digest, its_wanted = None, AS_PLACED if wanted is None else wanted[at]
             if unique_key is not None:
                 sender = (*command.numbers, at) if command.producer_id else None
                 tenant = fields.get(Column.TENANT)
@@ -241,12 +241,10 @@ class Appends:
                 if stays is not None:
                     column[at] = stays
                     continue
-                own_offset, marks = offset, _marks_of(step, command, start_ms)
-                offset = column[at] = _timed(step, command, own_offset, marks)
-                is_put_off = offset != own_offset
+                marks = _marks_of(step, command, start_ms)
+                offset, its_wanted = _timed(step, command, offset, its_wanted, marks)
+                column[at] = offset
                 self._unique.hold(step, unique_key, tenant, offset, sender, key_digest=digest, marks=marks)
-            # The end of a maximum wait or of a window counts from the stamp, like a delay.
-            its_wanted = FROM_STAMP if is_put_off else AS_PLACED if wanted is None else wanted[at]
             self._store_one(step, offset, fields, its_wanted, digest)
         return refused, outcomes
 
@@ -327,16 +325,22 @@ def _marks_of(step: Step, command: c.Append, start_ms: int | None) -> tuple[int,
     return ()
 
 
-def _timed(step: Step, command: c.Append, offset: bytes, marks: tuple[int, ...]) -> bytes:
-    """Return the offset of a message with the delivery time that the rule of its unique key allows. `marks`: the result
-    of `_marks_of`."""
+def _timed(step: Step, command: c.Append, offset: bytes, own: Wanted, marks: tuple[int, ...]) -> tuple[bytes, Wanted]:
+    """Return the offset and the requested time of a message, changed as the rule of its unique key demands. `own`: its
+    own requested time. `marks`: the result of `_marks_of`."""
     own_ms = offsets.deliver_ms(offset)
     if command.on_conflict == c.DEBOUNCE and command.span_ms is not None:
-        until_ms = marks[0] + command.span_ms
-        return offset if own_ms <= until_ms else offsets.at_time(offset, max(until_ms, step.floor_ms))
-    if command.on_conflict == c.THROTTLE_BOTH and marks and marks[0] > own_ms:
-        return offsets.at_time(offset, marks[0])
-    return offset
+        wanted_ms = marks[0] + command.span_ms
+        if (own_ms if own.ms is None else own.ms) <= wanted_ms:
+            return offset, own
+        placed_ms = max(wanted_ms, step.floor_ms)
+    elif command.on_conflict == c.THROTTLE_BOTH and marks and marks[0] > own_ms:
+        # Windows count by the time of the partition, but a delay counts from the stamp, also in a clock reset.
+        placed_ms = marks[0]
+        wanted_ms = step.stamp_ms + placed_ms - step.now_ms
+    else:
+        return offset, own
+    return offsets.at_time(offset, placed_ms), Wanted.of(wanted_ms, placed_ms, is_delay=True)
 
 
 def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:

@@ -177,6 +177,17 @@ def test_capped_instant_by_a_wrong_clock_comes_after_its_max_wait_when_the_clock
     assert bench.values(bench.lease(at=3000 + MAX_WAIT_MS)) == ["a"]
 
 
+@pytest.mark.parametrize(("delay", "comes_at"), [(5000, 2000), (600, 1600)])
+def test_message_of_a_right_clock_under_a_wrong_floor_comes_in_time_after_the_reset(delay: int, comes_at: int) -> None:
+    bench = Bench()
+    bench.open()
+    bench.apply(YEAR, c.Clock())
+    debounce(bench, "a", 1000, delay=delay)
+    set_back(bench, 1500)
+    assert bench.lease(at=comes_at - 1) == []
+    assert bench.values(bench.lease(at=comes_at)) == ["a"]
+
+
 def test_capped_message_by_a_wrong_clock_comes_after_its_wait_when_the_clock_is_reset() -> None:
     bench = Bench()
     bench.open()

@@ -413,6 +413,18 @@ def test_message_of_the_end_by_a_wrong_clock_waits_one_window_after_the_reset(be
     assert bench.values(bench.lease(at=3600)) == ["b"]
 
 
+def test_message_of_the_end_that_a_right_clock_sent_under_a_wrong_floor_comes_in_time_after_the_reset(
+    bench: Bench,
+) -> None:
+    bench.apply(YEAR, c.Clock())
+    both(bench, "a", 1000)
+    assert due(both(bench, "b", 1001)) == YEAR + WINDOW_MS
+    set_back(bench, 1500)
+    assert bench.values(bench.lease(at=1501)) == ["a"]
+    assert bench.lease(at=2000) == []
+    assert bench.values(bench.lease(at=2001)) == ["b"]
+
+
 def test_message_of_the_end_by_a_wrong_clock_is_replaced_after_the_reset(bench: Bench) -> None:
     both(bench, "a", YEAR)
     both(bench, "b", YEAR + 400)
