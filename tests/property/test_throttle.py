@@ -53,7 +53,7 @@ class Sent:
 
 
 class Model:
-    """A partition with two groups, and what is known of its messages."""
+    """A partition with two groups, and the facts that are known about its messages."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
