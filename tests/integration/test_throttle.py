@@ -11,7 +11,7 @@ import sandq.testing
 from sandq.sync import Client
 from sandq.testing import Broker
 
-THROTTLED = {"unique_key": "k", "on_conflict": "throttle", "window": "1m"}
+THROTTLED: dict[str, Any] = {"unique_key": "k", "on_conflict": "throttle", "window": "1m"}
 
 
 @pytest.fixture

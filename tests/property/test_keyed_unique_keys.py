@@ -81,8 +81,7 @@ class Pair:
         keyed = cells | {Column.KEY: keys, Column.UNIQUE_KEY: names}
         plain = cells | {Column.UNIQUE_KEY: joined}
         commands = [
-            c.Append(encode(found), on_conflict=on_conflict, split=True, span_ms=span_ms)
-            for found in (keyed, plain)
+            c.Append(encode(found), on_conflict=on_conflict, split=True, span_ms=span_ms) for found in (keyed, plain)
         ]
         stored = self.both(*commands)
         if isinstance(stored, Stored):

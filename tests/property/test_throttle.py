@@ -91,7 +91,7 @@ class Model:
         states = set() if before is None else self.states(before)
         (stored,) = self.bench.apply(self.at, command)
         assert isinstance(stored, Stored)
-        message_id, outcome = stored.offsets, (stored.outcomes or [(0, "stored", None)])[0][1:]
+        message_id, outcome = stored.offsets, stored.outcomes[0][1:] if stored.outcomes else ("stored", None)
         if stored.refused or outcome[0] == "ignored":
             assert before is not None and message_id == before.id
         sent = Sent(f"{key}{self.calls}", message_id, self.at + delay, self.at, span if rule in THROTTLES else None)
