@@ -27,6 +27,12 @@ DIGEST_BYTES: Final = 16
 What = list[list[Any]] | None
 """Messages of a lease: None (all), or `[[base offset, count | bitmap], ...]`."""
 
+
+def is_one(what: What) -> bool:
+    """Return whether this names a single message."""
+    return what is not None and len(what) == 1 and what[0][1] == 1
+
+
 Target = Sequence[Any]
 """The name of a message: its id, `[TARGET_ID, 16 bytes]`, or its unique key, `[TARGET_KEY, bytes]`.
 
@@ -620,7 +626,8 @@ class SentMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AckThen(Command):
-    """Ack messages of a lease and send others, atomically."""
+    """Ack messages of a lease and send others, atomically. With an `end`, one message is nacked instead, and the others
+    are sent only if it is dead."""
 
     type: ClassVar[int] = CommandType.ACK_THEN
     takes_space: ClassVar[bool] = True
@@ -628,6 +635,11 @@ class AckThen(Command):
     what: What
     messages: Sequence[Sequence[Any]]
     """The fields of a `SentMessage` per message."""
+    end: int | None = None
+    """How the attempt ends (`model.nack_ends`), of one message. None: the messages are acked."""
+    delay_ms: int | None = None
+    """As in a `NackItem`."""
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,18 +329,35 @@ def _check_then(row: Any) -> str | None:
 class AckThen(Request, type=Type.ACK_THEN):
     """Ack messages of one lease, like ACK, and send other messages in the same atomic step. Messages: `[topic | nil
     (that of the lease), time | nil (at once), whether it is a delay, {value, key, headers bin, ttl_ms, priority int,
-    tenant str, max_attempts int, backoff bin, cost int}]`; each field of the map may be missing."""
+    tenant str, max_attempts int, backoff bin, cost int}]`; each field of the map may be missing.
+
+    With an `end` (`model.nack_ends`), one message is nacked instead, with `delay_ms` and `error` as in NACK. The other
+    messages are then sent only if it is dead.
+    """
 
     group_number: int
     partition: Partition
     token: int
     what: list[Any] | None
     messages: Annotated[list[list[Any]], each(_check_then, FIXED.then_messages)]
+    end: int | None = None
+    delay_ms: U48 | None = None
+    error: str | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
         request = cls.checked(frame)
-        return request if request.what is None else request._replace(what=ranges_of(cls, 1, request.what))
+        if request.end is not None and request.end not in ENDS:
+            raise cls.wrong("end", f"nil, {RETRY} (retry), {DEAD} (dead) or {SNOOZE} (snooze) is expected")
+        if request.delay_ms is not None and request.end in (None, DEAD):
+            raise cls.wrong("delay_ms", "only messages that are retried have a delay")
+        if request.error is not None and (request.end is None or len(request.error) > FIXED.error_chars):
+            raise cls.wrong("error", f"nil is expected, or with an end str of {FIXED.error_chars} characters")
+        if request.what is not None:
+            request = request._replace(what=ranges_of(cls, 1, request.what))
+        if request.end is not None and (request.what is None or [extent for _, extent in request.what] != [1]):
+            raise cls.wrong("what", "a nack that sends messages names one message: [[offset, 1]]")
+        return request
 
 
 def is_priority(value: object) -> bool:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sandq.model.batch import Column
 from sandq.model.errors import ProducerFenced, SandqError
 from sandq.model.limits import FIXED, FixedLimits
+from sandq.model.nack_ends import DEAD, RETRY
 from sandq.model.outbox import Target
 from sandq.model.partitioning import partition_for
 from sandq.partition import commands as c
@@ -28,7 +29,7 @@ KEYS = ("a", "b", "c", "d")
 BAD = "bad"
 """Prefix of values that the other topic rejects."""
 STEP = "step"
-"""Value of a message whose ack sends new messages."""
+"""Prefix of the value of a message whose ack or nack sends new messages."""
 SMALL = FixedLimits(outbox_batch_messages=3, outbox_batch_bytes=FIXED.outbox_batch_bytes)
 picks = st.integers(0, 1 << 16)
 
@@ -49,7 +50,7 @@ class Walk(RuleBasedStateMachine):
         self.removed: set[str] = set()
         """Values of dead messages that were removed because of `dead_retention`."""
         self.sent: list[str] = []
-        """Values of messages that were sent by acks."""
+        """Values of messages that were sent by acks and nacks."""
         self.acks: list[c.AckThen] = []
         self.at = 0
         for bench in (self.sender, self.reloaded):
@@ -77,17 +78,23 @@ class Walk(RuleBasedStateMachine):
         for lease in leases:  # type: ignore[attr-defined]
             for message in self.sender.messages(lease):
                 value = message.fields[Column.VALUE].decode()
-                if value == STEP:
+                if value.startswith(STEP):
                     self.both(c.Ack([(lease.token, [[message.offset, 1]])]))
                     continue
                 self.taken_back.discard(value)  # a redriven message dies once more
                 self.died[value] = self.at
             self.both(c.Nack([(lease.token, None, 0, "boom")]))
 
-    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), bad=st.sampled_from([False, False, True]))
-    def ack(self, keys: list[str], bad: bool) -> None:
-        """Ack a message with new messages to send. The request may be repeated at any time (`ack_again`)."""
-        self.both(c.Append(_batch(STEP, "s"), split=True))
+    @rule(
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4),
+        bad=st.sampled_from([False, False, True]),
+        end=st.sampled_from([None, DEAD, RETRY]),
+    )
+    def settle(self, keys: list[str], bad: bool, end: int | None) -> None:
+        """Ack or nack a message with new messages to send. The request may be repeated at any time (`settle_again`)."""
+        step = f"{STEP}{len(self.acks)}"
+        stored = self.both(c.Append(_batch(step, "s"), split=True))
+        offset: bytes = stored.offsets  # type: ignore[attr-defined]
         messages = []
         for number, key in enumerate(keys):
             value = f"{BAD if bad and number == 0 else ''}{key}{len(self.ids) + len(self.sent)}s"
@@ -98,12 +105,18 @@ class Walk(RuleBasedStateMachine):
             self.died[value] = self.at + 2
         leases = self.both(c.Lease("steps", T + self.at + 1, (c.Grant("c", 100, 30_000),)))
         (lease,) = leases  # type: ignore[misc]
-        self.acks.append(c.AckThen(lease.token, None, messages))
+        what = None if end is None else [[offset, 1]]
+        if end is not None:
+            self.sent.append(step)  # as a dead letter
+            others = [[one.offset, 1] for one in self.sender.messages(lease) if one.offset != offset]
+            if others:
+                self.both(c.Ack([(lease.token, others)]))
+        self.acks.append(c.AckThen(lease.token, what, messages, end))
         assert self.both(self.acks[-1]) == [None]
 
     @precondition(lambda self: self.acks)
     @rule(pick=picks)
-    def ack_again(self, pick: int) -> None:
+    def settle_again(self, pick: int) -> None:
         assert self.both(self.acks[pick % len(self.acks)]) == [None]
 
     @precondition(lambda self: self.sender.batches)

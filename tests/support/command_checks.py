@@ -260,6 +260,9 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
             f"1..100 of [topic, time, is a delay, message]; each as a batch of one ({_BATCH})",
             "broker/delivery/sending_acks.py",
         ),
+        "end": of(_T.ACK_THEN, "end", "nil, or 0..2 with a `what` that names one message"),
+        "delay_ms": of(_T.ACK_THEN, "delay_ms", "nil, or u48 with end 0 or 2"),
+        "error": of(_T.ACK_THEN, "error", "nil, or 1,024 characters with an end"),
     },
     c.RestoreBegin: {
         "restore_id": of(_T.RESTORE_BEGIN, "restore_id"),

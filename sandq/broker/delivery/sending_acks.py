@@ -73,7 +73,7 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
             limit="then_bytes",
             maximum=FIXED.then_bytes,
         )
-    return c.AckThen(request.token, request.what, messages), size
+    return c.AckThen(request.token, request.what, messages, request.end, request.delay_ms, request.error), size
 
 
 def _partition_of(fields: dict[int, Any], topic: Topic, own: Topic, sender: int) -> int:

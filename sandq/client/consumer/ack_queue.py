@@ -63,12 +63,12 @@ class NackKey(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One item of an ACK (`nack` is None) or of a NACK."""
+    """One item of an ACK (`nack` is None) or of a NACK, or an ACK_THEN (with `then`)."""
 
     nack: NackKey | None
     parts: list[Part]
     then: list[list[Any]] | None = None
-    """Messages that the ack sends. An ack that sends messages is a request of its own."""
+    """Messages that the ack or nack sends. It is then a request of its own."""
     may_be_done: bool = False
     """True if an earlier attempt got no reply. The item may then have been done, even if a later attempt is refused."""
 
@@ -113,9 +113,13 @@ class AckQueue(RequestQueue):
             self._dirty[chunk] = anyio.current_time()
             self._sender.poke()
 
-    def ack_then(self, chunk: Chunk, spans: list[Span], then: list[list[Any]]) -> None:
-        """Queue an ack of these messages that sends other messages."""
-        self._sending.append((anyio.current_time(), Sent(None, [(chunk, spans)], then)))
+    def settle_then(
+        self, chunk: Chunk, spans: list[Span], then: list[list[Any]], terms: NackTerms | None = None
+    ) -> None:
+        """Queue an ack of these messages that sends other messages; with `terms`, a nack that sends them if the
+        messages are dead."""
+        nack = None if terms is None else NackKey(chunk.lease, terms)
+        self._sending.append((anyio.current_time(), Sent(nack, [(chunk, spans)], then)))
         self._sender.poke()
 
     def nack(self, chunk: Chunk, spans: list[Span], terms: NackTerms) -> None:
@@ -134,7 +138,8 @@ class AckQueue(RequestQueue):
         for since, sent in sending:
             ((chunk, spans),) = sent.parts
             lease = held.group_number, held.partition, chunk.lease.token
-            request = AckThen(*lease, chunk.ranges(spans), sent.then or [])
+            end = () if sent.nack is None else sent.nack.terms.end_fields()
+            request = AckThen(*lease, chunk.ranges(spans), sent.then or [], *end)
             self._request(connection, request.frame, [sent], since)
 
     def _flush_acks(self, connection: Connection) -> None:
@@ -244,6 +249,8 @@ class AckQueue(RequestQueue):
         lease = sent[0].parts[0][0].lease
         late = now - since > self._sender.options.delivery_timeout_s and now > lease.expires_at
         is_refused = isinstance(error, _REFUSALS) and not error.retriable and not sent[0].may_be_done
+        if sent[0].then is not None and not sent[0].may_be_done and isinstance(error, _NOTHING_DONE):
+            is_refused = now - since > self._sender.options.delivery_timeout_s
         if is_refused and sent[0].then is not None and not held.is_closed:
             ((chunk, spans),) = sent[0].parts
             self._refuse(chunk, spans, error)

@@ -233,9 +233,9 @@ class HeldMessages:
         self._closed = error
 
 
-def acked_before() -> InvalidRequest:
-    """Return the error for an ack that sends messages, if its message was already acked."""
-    return InvalidRequest("it was acked before, so nothing is sent: ack it once, with the messages to send")
+def settled_before() -> InvalidRequest:
+    """Return the error for an ack or nack that sends messages, if its message was already settled."""
+    return InvalidRequest("it was settled before, so nothing is sent: settle it once, with the messages to send")
 
 
 def settled_otherwise(state: int, settling: int) -> InvalidRequest:

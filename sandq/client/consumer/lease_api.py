@@ -17,7 +17,7 @@ from sandq.client.arguments import suggesting
 from sandq.client.consumer.ack_ranges import ranges_of
 from sandq.client.consumer.chosen import Partitions, chosen_of, partitions_of
 from sandq.client.consumer.message import lease_ms_of
-from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, dead_terms, retry_terms
+from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, NackTerms, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing, rows_of
 from sandq.client.messages.log_page import LogMessage, LogPiece, positions_of
 from sandq.client.options import again
@@ -38,6 +38,7 @@ from sandq.model.errors import (
     UnknownPartition,
 )
 from sandq.model.limits import FIXED
+from sandq.model.nack_ends import DEAD
 from sandq.model.offsets import Lease as LeaseParts
 from sandq.model.pauses import GROUP, KEY, TENANT
 from sandq.model.times import Duration, duration_ms
@@ -292,11 +293,16 @@ class Leases:
         lease. If any of them was lost, nothing is sent and nothing is acked.
         """
         if then:
-            return await self._ack_then(items, rows_of(self._cluster, then))
+            return await self._settle_then(items, rows_of(self._cluster, then))
         return await self._settle(items, lambda token, ranges: [token, ranges], Ack)
 
-    async def _ack_then(self, items: Sequence[Item], rows: list[list[Any]]) -> list[Held]:
+    async def _settle_then(
+        self, items: Sequence[Item], rows: list[list[Any]], terms: NackTerms | None = None
+    ) -> list[Held]:
+        """Ack messages of one lease and send `rows`; with `terms`, nack one message and send them if it is dead."""
         held = _held(items)
+        if terms is not None and (len(held) != 1 or held[0].offset is None):
+            raise InvalidRequest("a nack that sends messages takes one message, with its offset: nack each separately")
         tokens = {one.lease_token for one in held}
         if len(tokens) != 1:
             raise InvalidRequest(
@@ -306,8 +312,10 @@ class Leases:
         lease = offset_model.parse_lease(held[0].lease_token)
         if await self._elsewhere([lease[:2]]):
             return held
-        request = AckThen(*lease, _ranges(held), rows)
-        (result,) = await self._results(request, 1, idempotent=True)
+        end = () if terms is None else terms.end_fields()
+        request = AckThen(*lease, _ranges(held), rows, *end)
+        # Do not repeat a nack, unless it certainly makes the message dead: see `_settle`.
+        (result,) = await self._results(request, 1, idempotent=terms is None or terms.end == DEAD)
         return _lost(held, result)
 
     @timed_change
@@ -321,6 +329,7 @@ class Leases:
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
+        if_dead: Sequence[Outgoing] | None = None,
         timeout: Duration | None = None,
     ) -> list[Held]:
         """Nack messages: they are retried after `delay`, or `delay_ms` whole milliseconds, or are dead after the last
@@ -330,22 +339,34 @@ class Leases:
 
         `priority` (only in priority and fair topics) and `headers` change the messages for this group; {} removes the
         headers. `count=False` is a snooze: the attempt does not count, unless they were snoozed `max_snoozes` times (a
-        setting).
+        setting). `if_dead`: messages to send, as `then` of `ack`, if this nack makes a single message dead; not
+        together with changes.
         """
         terms = retry_terms(delay, delay_ms, error, count)
         if priority is not None:
             await self._cluster.topic(self.topic)
         change = NackChange.of(self._cluster, self.topic, priority, headers)
-        return await self._settle(items, terms._replace(change=change).item, Nack)
+        terms = terms._replace(change=change)
+        if if_dead:
+            return await self._settle_then(items, rows_of(self._cluster, if_dead), terms)
+        return await self._settle(items, terms.item, Nack)
 
     @timed_change
     async def dead(
-        self, items: Sequence[Item], error: str | BaseException | None = None, *, timeout: Duration | None = None
+        self,
+        items: Sequence[Item],
+        error: str | BaseException | None = None,
+        *,
+        then: Sequence[Outgoing] | None = None,
+        timeout: Duration | None = None,
     ) -> list[Held]:
         """Make messages dead for the group immediately, even if attempts remain.
 
         Their dead letters have the `error` and the reason "rejected". Returns the messages whose lease was lost.
+        `then`: messages to send together with a single message, as in `ack`.
         """
+        if then:
+            return await self._settle_then(items, rows_of(self._cluster, then), dead_terms(error))
         return await self._settle(items, dead_terms(error).item, Nack)
 
     @timed_change

@@ -9,7 +9,7 @@ from typing import Any
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.deliveries import DeliveredChunk
 from sandq.client.consumer.lease import HELD, LOST, SETTLED, Extension
-from sandq.client.consumer.nack_change import dead_terms, retry_terms
+from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import LogMessage
 from sandq.client.producer.validation import Headers
@@ -85,7 +85,7 @@ class Message(HeldMessage):
         """
         consumer = self._piece.consumer
         if then:
-            consumer.ack_then(self._piece, self._position, consumer.then_rows(then))
+            consumer.settle_then(self._piece, self._position, consumer.then_rows(then))
         else:
             consumer.ack(self._piece, self._position)
         return Settlement(self._piece, self._position)
@@ -99,6 +99,7 @@ class Message(HeldMessage):
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
+        if_dead: Sequence[Outgoing] | None = None,
     ) -> Settlement:
         """Nack the message: it is retried after `delay`, or `delay_ms` whole milliseconds, or is dead after the last
         attempt.
@@ -106,18 +107,29 @@ class Message(HeldMessage):
         Without a delay the topic's back-off applies. `count=False` is a snooze: the attempt does not count, unless the
         message was snoozed `max_snoozes` times (a setting). `priority` (only in priority and fair topics) and `headers`
         change the message for this group; {} removes the headers.
+
+        `if_dead`: messages to send, as `then` of `ack`, if this nack makes the message dead. Not together with changes.
         """
         consumer = self._piece.consumer
         terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))
-        consumer.nack(self._piece, self._position, terms)
-        return Settlement(self._piece, self._position)
+        return self._nack(terms, if_dead)
 
-    def dead(self, error: str | BaseException | None = None) -> Settlement:
+    def dead(self, error: str | BaseException | None = None, *, then: Sequence[Outgoing] | None = None) -> Settlement:
         """Make the message dead for this group immediately, even if attempts remain.
 
-        Its dead letter has the `error` and the reason "rejected".
+        Its dead letter has the `error` and the reason "rejected". `then`: messages to send together with it, as in
+        `ack`.
         """
-        self._piece.consumer.nack(self._piece, self._position, dead_terms(error))
+        return self._nack(dead_terms(error), then)
+
+    def _nack(self, terms: NackTerms, then: Sequence[Outgoing] | None) -> Settlement:
+        """Nack the message; `then`: messages to send if it is dead."""
+        consumer = self._piece.consumer
+        if then:
+            terms.end_fields()
+            consumer.settle_then(self._piece, self._position, consumer.then_rows(then), terms)
+        else:
+            consumer.nack(self._piece, self._position, terms)
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:

@@ -69,6 +69,12 @@ class NackTerms(NamedTuple):
             return [*item, True, change]
         return item if self.begun else [*item, False]
 
+    def end_fields(self) -> tuple[int, int | None, str | None]:
+        """Return the last fields of an ACK_THEN. Raises InvalidRequest if there are changes."""
+        if self.change is not None:
+            raise InvalidRequest("if_dead: a nack that sends messages cannot change the priority or the headers")
+        return self.end, self.delay_ms, self.error
+
 
 NOT_BEGUN: Final = NackTerms(begun=False)
 """Terms for messages that were not begun."""

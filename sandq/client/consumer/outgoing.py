@@ -20,9 +20,9 @@ from sandq.model.times import Duration, Instant
 @suggesting
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message that `message.ack(then=[...])` sends, with the options of `produce`.
+    """A message that an ack or a nack sends (`message.ack(then=[...])`), with the options of `produce`.
 
-    `topic`: None for the topic of the acked message. It has no unique key: the ack takes effect only once, so the
+    `topic`: None for the topic of the settled message. It has no unique key: the ack takes effect only once, so the
     message is not duplicated.
     """
 

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from sandq.client.consumer.ack_queue import AckQueue
-from sandq.client.consumer.held_messages import HeldMessages, acked_before
+from sandq.client.consumer.held_messages import HeldMessages, settled_before
 from sandq.client.consumer.lease import ACKING, LOST, NACKING, REJECTING, Chunk, Extension, Lease
 from sandq.client.consumer.lease_extension import LeaseExtensions
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, NackTerms
@@ -60,15 +60,15 @@ class PartitionConsumer:
             self._ack_queue.ack_one(chunk, position)
 
     def then_rows(self, then: Sequence[Outgoing]) -> list[list[Any]]:
-        """Check and return the messages that an ack sends. Changes nothing; may be called from any thread."""
+        """Check and return the messages that an ack or nack sends. Changes nothing; may be called from any thread."""
         return rows_of(self._cluster, then)
 
-    def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None:
-        """Ack a message and send other messages with it."""
-        if self.held.begin(chunk, position, ACKING):
-            self._ack_queue.ack_then(chunk, [(position, position + 1)], then)
+    def settle_then(self, chunk: Chunk, position: int, then: list[list[Any]], terms: NackTerms | None = None) -> None:
+        """Ack a message and send other messages with it; with `terms`, nack it and send them if it is dead."""
+        if self.held.begin(chunk, position, ACKING if terms is None else _settling(terms)):
+            self._ack_queue.settle_then(chunk, [(position, position + 1)], then, terms)
         elif chunk.state[position] != LOST:
-            raise acked_before()
+            raise settled_before()
 
     def ack_then_from(self, chunk: Chunk, start: int, then: list[list[Any]]) -> None:
         """Ack all unsettled messages from position `start` on, and send other messages with them.
@@ -80,8 +80,8 @@ class PartitionConsumer:
             return
         spans = self.held.begin_from(chunk, start, ACKING)
         if not spans:
-            raise acked_before()
-        self._ack_queue.ack_then(chunk, spans, then)
+            raise settled_before()
+        self._ack_queue.settle_then(chunk, spans, then)
 
     def nack(self, chunk: Chunk, position: int, terms: NackTerms) -> None:
         if self.held.begin(chunk, position, _settling(terms)):

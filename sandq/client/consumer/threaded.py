@@ -7,7 +7,7 @@ from typing import Final
 
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.deliveries import DeliveredChunk
-from sandq.client.consumer.held_messages import acked_before, settled_otherwise
+from sandq.client.consumer.held_messages import settled_before, settled_otherwise
 from sandq.client.consumer.lease import ACKING, NACKING, REJECTING, Extension
 from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
@@ -47,17 +47,7 @@ class Message(HeldMessage):
         if not then:
             self._ask(ACKING)
             return Confirmation(self._portal, self._ack)
-        chunk, position = self._piece, self._position
-        rows = chunk.consumer.then_rows(then)
-        if self._asked == ACKING and not chunk.was_refused(position):
-            raise acked_before()
-        self._ask(ACKING)
-
-        def begin() -> Settlement:
-            chunk.consumer.ack_then(chunk, position, rows)
-            return Settlement(chunk, position)
-
-        return Confirmation(self._portal, begin)
+        return self._settle_then(ACKING, then, None)
 
     def nack(
         self,
@@ -68,6 +58,7 @@ class Message(HeldMessage):
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
+        if_dead: Sequence[Outgoing] | None = None,
     ) -> Confirmation[None]:
         """Nack the message: it is retried after `delay`, or `delay_ms` whole milliseconds, or is dead after the last
         attempt.
@@ -75,16 +66,21 @@ class Message(HeldMessage):
         Without a delay the topic's back-off applies. `count=False` is a snooze: the attempt does not count, unless the
         message was snoozed `max_snoozes` times (a setting). `priority` (only in priority and fair topics) and `headers`
         change the message for this group; {} removes the headers.
+
+        `if_dead`: messages to send, as `then` of `ack`, if this nack makes the message dead. Not together with changes.
         """
         change = self._piece.consumer.nack_change(priority, headers)
-        return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change))
+        return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change), if_dead)
 
-    def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
+    def dead(
+        self, error: str | BaseException | None = None, *, then: Sequence[Outgoing] | None = None
+    ) -> Confirmation[None]:
         """Make the message dead for this group immediately, even if attempts remain.
 
-        Its dead letter has the `error` and the reason "rejected".
+        Its dead letter has the `error` and the reason "rejected". `then`: messages to send together with it, as in
+        `ack`.
         """
-        return self._nack(REJECTING, dead_terms(error))
+        return self._nack(REJECTING, dead_terms(error), then)
 
     def extend(self, lease: Duration) -> Confirmation[int]:
         """Extend the lease of the message until `lease` from now. `wait()` of the result returns the new deadline in
@@ -124,7 +120,24 @@ class Message(HeldMessage):
         chunk.consumer.ack(chunk, position)
         return Settlement(chunk, position)
 
-    def _nack(self, settling: int, terms: NackTerms) -> Confirmation[None]:
+    def _settle_then(self, settling: int, then: Sequence[Outgoing], terms: NackTerms | None) -> Confirmation[None]:
+        """Settle the message with messages to send; `terms`: as in `PartitionConsumer.settle_then`."""
+        chunk, position = self._piece, self._position
+        rows = chunk.consumer.then_rows(then)
+        if self._asked == settling and not chunk.was_refused(position):
+            raise settled_before()
+        self._ask(settling)
+
+        def begin() -> Settlement:
+            chunk.consumer.settle_then(chunk, position, rows, terms)
+            return Settlement(chunk, position)
+
+        return Confirmation(self._portal, begin)
+
+    def _nack(self, settling: int, terms: NackTerms, then: Sequence[Outgoing] | None = None) -> Confirmation[None]:
+        if then:
+            terms.end_fields()
+            return self._settle_then(settling, then, terms)
         chunk, position = self._piece, self._position
         self._ask(settling)
 

@@ -76,27 +76,42 @@ class LeaseSettlement:
             [] if (lease := found(token)) is None else self._ack(step, lease, what) for token, what in in_slices(items)
         ]
 
-    def outcome(self, token: int, what: c.What) -> tuple[Lost, bool]:
-        """Return (result that an ack of one item would have now, whether the ack would settle any message)."""
+    def outcome(self, token: int, what: c.What, *, is_ack: bool = True) -> tuple[Lost, bool]:
+        """Return (result that an ack of one item would have now, whether the ack would settle any message).
+
+        `is_ack` False: return this for a nack that sends messages. If such a nack has made a message dead, a repeated
+        nack does not report it as lost."""
         lease = self._leases.by_token.get(token)
         if lease is None:
             return [], False
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
+        if not is_ack:
+            return _lost(lease, mask & ~fresh & ~(lease.left & lease.sent), foreign, what), bool(fresh)
         if what is None and (lease.acked | fresh) and not lease.revoked:
             return None, bool(fresh)
         return _lost(lease, mask & lease.left, foreign, what), bool(fresh)
 
     def has_sent(self, token: int, what: c.What) -> bool:
-        """Return whether an ack that sent messages has acked any of these messages. The lease must exist."""
+        """Return whether an ack or a nack that sent messages has settled any of these messages. The lease must
+        exist."""
         lease = self._leases.by_token[token]
         return bool(lease.mask_of(what)[0] & lease.sent)
 
     def ack_sending(self, step: Step, token: int, what: c.What) -> list[Lost]:
         """Ack messages of one lease, which must exist, and remember that this ack sent messages."""
+        self.note_sending(token, what)
+        return self.ack(step, [(token, what)])
+
+    def note_sending(self, token: int, what: c.What) -> None:
+        """Remember that the ack or nack of messages sent messages. It must follow in the same command. The lease must
+        exist."""
         lease = self._leases.by_token[token]
         lease.sent |= lease.mask_of(what)[0] & lease.live
-        return self.ack(step, [(token, what)])
+
+    def makes_dead(self, item: c.NackItem) -> bool:
+        """Return whether a nack without changes makes its messages dead. The lease must exist."""
+        return self._copies(self._leases.by_token[item.token], None, item.end)
 
     def group_of(self, token: int) -> int:
         """Return the id of the group of a lease, which must exist."""

@@ -1,9 +1,11 @@
-"""Acks that send messages. One entry contains the ack and the messages, so the node applies both or neither.
-Messages to the same partition are stored immediately, all others go through the outbox.
+"""Acks that send messages, and nacks that send messages if their messages are dead.
+
+One entry contains the ack and the messages to send, so the node applies both or neither. Messages to the same partition
+are stored immediately, all others go through the outbox.
 
 If such an ack is repeated because its reply was lost, its message is acked already, and nothing is sent again. If an
 ack that sent nothing has acked the message, the new ack is rejected: otherwise the caller would think that its messages
-were sent.
+were sent. A repeated nack that made its message dead sends nothing again, either.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, Overloaded
+from sandq.model.errors import Conflict, InvalidRequest, Overloaded
 from sandq.model.limits import FIXED
 from sandq.model.outbox import Target
 from sandq.partition import commands as c
@@ -32,12 +34,39 @@ class SendingAcks:
     def apply(self, step: Step, command: c.AckThen) -> list[Lost]:
         """Ack and send, unless the lease of any of the messages was lost. Return the lost messages, as for an `Ack` of
         one item. Raise Overloaded if the outbox is full. Raise Conflict if acks that sent nothing have acked all
-        messages."""
-        lost, is_fresh = self._settlement.outcome(command.token, command.what)
+        messages.
+
+        With an `end`: nack one message, and send if it is dead. Raise InvalidRequest for several messages."""
+        token, what, end = command.token, command.what, command.end
+        if end is not None and not c.is_one(what):
+            raise InvalidRequest("a nack that sends messages names one message by its offset")
+        lost, is_fresh = self._settlement.outcome(token, what, is_ack=end is None)
         if lost is not None or not is_fresh:  # nothing to ack: the lease was lost, or the ack is repeated
             if lost is None and command.messages:
                 self._check_repeated(command)
             return [lost]
+        nack = None if end is None else c.NackItem(token, what, command.delay_ms, command.error, end=end)
+        if nack is None:
+            self._send(step, command)
+            return self._settlement.ack_sending(step, token, what)
+        if self._settlement.makes_dead(nack):
+            self._check_budget()
+            self._send(step, command)
+            self._settlement.note_sending(token, what)
+        self._settlement.nack(step, [nack])
+        return [None]
+
+    def _check_budget(self) -> None:
+        """Raise Overloaded if earlier commands of the entry have spent its budget: the message would not die in this
+        entry."""
+        if self._shared.is_budget_spent:
+            raise Overloaded(
+                "the entry has written too many messages again: nothing was settled; try again in a moment"
+            )
+
+    def _send(self, step: Step, command: c.AckThen) -> None:
+        """Store the messages of a command, or put them into the outbox. Raise Overloaded, and change nothing, if the
+        outbox has no capacity."""
         messages = [c.SentMessage(*message) for message in command.messages]
         self._check_outbox([message for message in messages if message.topic is not None])
         group_id = self._settlement.group_of(command.token)
@@ -53,7 +82,6 @@ class SendingAcks:
                 message_id = offsets.pack(step.floor_ms, step.index, step.next_position(), self._appends.partition)
                 letter = Letter(MESSAGE, group_id, message_id, deliver_ms, fields)
                 self._outbox.put(step, Target(topic, partition), letter)
-        return self._settlement.ack_sending(step, command.token, command.what)
 
     def _check_repeated(self, command: c.AckThen) -> None:
         """Raise Conflict unless `command`, whose messages are all acked already, repeats an ack that sent messages."""
@@ -71,5 +99,5 @@ class SendingAcks:
         if not outbox.has_capacity(len(messages), size):
             raise Overloaded(
                 f"{outbox.ack_messages} messages of {outbox.ack_bytes} bytes that acks have sent wait for other "
-                f"partitions (limits {messages_most} and {bytes_most}): nothing was acked; ack again in a moment"
+                f"partitions (limits {messages_most} and {bytes_most}): nothing was settled; try again in a moment"
             )

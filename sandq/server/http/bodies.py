@@ -503,9 +503,9 @@ class AckIn(Body):
 
 
 class OutgoingIn(MessageIn):
-    """A message that an ack sends; it has no unique key."""
+    """A message that an ack or a nack sends; it has no unique key."""
 
-    topic: str | None = Field(default=None, description="Target topic; by default that of the acked message.")
+    topic: str | None = Field(default=None, description="Target topic; by default that of the settled message.")
 
     @model_validator(mode="before")
     @classmethod
@@ -519,10 +519,10 @@ class OutgoingIn(MessageIn):
     def outgoing(self) -> Outgoing:
         """Return the message as the client sends it. Raise InvalidRequest."""
         if self.unique_key is not None or self.unique_key_base64 is not None:
-            raise InvalidRequest("then: a message sent by an ack has no unique key: the ack itself takes effect once")
+            raise InvalidRequest("then: a message sent by an ack or a nack has no unique key: it takes effect once")
         for rule, options in (("debounce", (self.max_wait,)), ("throttle", (self.window, self.edge))):
             if self.on_conflict == rule or any([option is not None for option in options]):
-                raise InvalidRequest(f"then: a message sent by an ack has no unique key, so it cannot be {rule}d")
+                raise InvalidRequest(f"then: such a message has no unique key, so it cannot be {rule}d")
         given = self.arguments()
         if (delay_ms := given.pop("delay_ms", None)) is not None:
             given["delay"] = delay_of(given.get("delay"), delay_ms)
@@ -560,6 +560,13 @@ class NackIn(AckIn):
     count: bool = Field(
         default=True, description="Whether the attempt counts. `false` snoozes messages, up to `max_snoozes` times."
     )
+    if_dead: list[OutgoingIn] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=FIXED.then_messages,
+        description="Messages to send atomically if this nack makes the message dead. Only for one message, with its "
+        "offset, and without `priority` and `headers`.",
+    )
 
     def changes(self) -> dict[str, Any]:
         """Return the changes of the messages, as arguments of `Leases.nack`. Raise InvalidRequest."""
@@ -571,6 +578,12 @@ class RejectIn(AckIn):
     """Messages to reject."""
 
     error: str | None = Field(default=None, description="Reason, shown by `why` and in dead letters.")
+    then: list[OutgoingIn] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=FIXED.then_messages,
+        description="Messages to send atomically with the rejection of one message, which has its offset.",
+    )
 
 
 class ExtendIn(AckIn):

@@ -10,7 +10,7 @@ import anyio
 from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
-from sandq.client import DeadLetter, DeadOutcome, Held, Leases
+from sandq.client import DeadLetter, DeadOutcome, Held, Leases, Outgoing
 from sandq.client.consumer import are_elsewhere
 from sandq.client.json_format import (
     blocked_by_key_of_rows,
@@ -120,10 +120,8 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
 
     With `then`, a response of 200 means that each of these messages arrives exactly once. Otherwise none was sent, and
     nothing was acked. (409 CONFLICT if the messages had been acked before, without `then`.)"""
-    for target in {one.topic or topic for one in body.then or ()}:
-        authorize(request, Right.PRODUCE, target)
     held = body.held()
-    then = None if body.then is None else [one.outgoing() for one in body.then]
+    then = _outgoing(request, topic, body.then)
     leases = gateway_of(request).client.leases(topic, group)
     lost = await leases.ack(held, then=then)
     if then is not None and lost:
@@ -133,6 +131,13 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
     return _settled(leases, held, lost)
 
 
+def _outgoing(request: Request, topic: str, messages: Sequence[bodies.OutgoingIn] | None) -> list[Outgoing] | None:
+    """Return the messages that an ack or a nack of messages of `topic` sends. Raise Forbidden, InvalidRequest."""
+    for target in {one.topic or topic for one in messages or ()}:
+        authorize(request, Right.PRODUCE, target)
+    return None if messages is None else [one.outgoing() for one in messages]
+
+
 @router.post(
     f"{GROUP}/nack",
     operation_id="nackMessages",
@@ -140,11 +145,11 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
     summary="Nack messages: they are delivered again",
 )
 async def nack(request: Request, topic: TopicName, group: GroupName, body: bodies.NackIn) -> Found:
-    """409 LEASE_LOST as for ack."""
+    """409 LEASE_LOST as for ack. With `if_dead`, these messages are sent if this nack makes the message dead."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
     terms: Found = {"delay": body.delay, "delay_ms": body.delay_ms, "error": body.error, "count": body.count}
-    lost = await leases.nack(held, **terms, **body.changes())
+    lost = await leases.nack(held, **terms, **body.changes(), if_dead=_outgoing(request, topic, body.if_dead))
     gateway_of(request).streams.settled(topic, held)
     return _settled(leases, held, lost)
 
@@ -156,10 +161,11 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     summary="Reject messages: they become dead letters at once",
 )
 async def reject(request: Request, topic: TopicName, group: GroupName, body: bodies.RejectIn) -> Found:
-    """Remaining attempts do not matter; the reason is `rejected`. 409 LEASE_LOST as for ack."""
+    """Remaining attempts do not matter; the reason is `rejected`. 409 LEASE_LOST as for ack. With `then`, a response of
+    200 means that each of these messages arrives exactly once. Otherwise none was sent."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
-    lost = await leases.dead(held, body.error)
+    lost = await leases.dead(held, body.error, then=_outgoing(request, topic, body.then))
     gateway_of(request).streams.settled(topic, held)
     return _settled(leases, held, lost)
 

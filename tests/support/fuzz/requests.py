@@ -263,7 +263,11 @@ class Requests:
 
     def _ack_then(self) -> list[Any]:
         number, partition, token = self._rng.choice(self._leases)
-        return [number, partition, token, self._what(), self._several(self._then)]
+        request = [number, partition, token, self._what(), self._several(self._then)]
+        if self._rng.random() < 0.5:
+            return request
+        end = self._rng.choice((None, 0, 1, 2, 3))
+        return [*request, end, self._rng.choice((None, None, 0, U48)), self._rng.choice((None, "no"))]
 
     def _then(self) -> list[Any]:
         rng = self._rng

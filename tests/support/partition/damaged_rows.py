@@ -379,6 +379,7 @@ def use(rng: random.Random, bench: Bench) -> None:
                 c.DeleteSchedules([(rng.choice(schedules),)]),
                 c.FireSchedules([(rng.choice(schedules), 1, T + 60_000, T + at + 60_000, T + at + 60_000, 0)]),
                 c.AckThen(rng.choice(tokens), None, [(None, None, None, False, {Column.VALUE: b"x"})]),
+                c.AckThen(rng.choice(tokens), [[target[1], 1]], [(None, None, None, False, {Column.VALUE: b"y"})], 1),
             ]
             commands.append(c.Append(encode(columns), 7, 1, rng.choice((1, 2, 3)), rng.choice((0, 1, 2, 3)), True))
         outbox = bench.status().outbox

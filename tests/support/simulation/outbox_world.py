@@ -58,7 +58,8 @@ class OutboxWorld(MembershipWorld):
             if self.rng.random() < 0.5:
                 fields = {Column.VALUE.value: payload}
                 partition = route(fields, PRIORITY, other.initial_partitions, delivery.partition)
-                command = c.AckThen(delivery.token, what, [(other.number, partition, None, False, fields)])
+                end = self.rng.choice((None, DEAD))
+                command = c.AckThen(delivery.token, what, [(other.number, partition, None, False, fields)], end)
             self.counts[type(command).__name__] += 1
             try:
                 host.submit(command, lambda result: None)

@@ -66,6 +66,8 @@ EVERY: list[tuple[int, Any]] = [
     (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000], [2, 60_000, [[BASE, 5], [BASE, b"\x05"]]]])),
     (Type.LEASE_PAUSE, requests.LeasePause(7, 3, [[1, BASE, "tenant", 60_000, "g"]])),
     (Type.ACK_THEN, requests.AckThen(7, 3, 1, [[BASE, 1]], [[None, None, False, {}], ["t", 5, True, {"value": b"v"}]])),
+    (Type.ACK_THEN, requests.AckThen(7, 3, 1, [[BASE, 1]], [[None, None, False, {}]], 1, None, "no")),
+    (Type.ACK_THEN, requests.AckThen(7, 3, 1, [[BASE, 1]], [[None, None, False, {}]], 0, 5000)),
     (
         Type.ACK_THEN,
         requests.AckThen(
@@ -378,6 +380,22 @@ def test_credit_has_no_request_id() -> None:
             )
         ],
         (requests.AckThen, [26, 1, 7, 0, 5, [], [[None, None, False, {}]]], r"ACK_THEN field 4 \(what\)"),
+        *[
+            (requests.AckThen, [26, 1, 7, 0, 5, what, [[None, None, False, {}]], *end], problem)
+            for what, end, problem in (
+                ([[BASE, 1]], [3], r"field 6 \(end\): nil, 0"),
+                ([[BASE, 1]], [True], r"field 6 \(end\)"),
+                ([[BASE, 1]], [None, 5], "only messages that are retried have a delay"),
+                ([[BASE, 1]], [1, 5], "only messages that are retried have a delay"),
+                ([[BASE, 1]], [0, 2**48], "delay_ms"),
+                ([[BASE, 1]], [None, None, "no"], r"field 8 \(error\): nil is expected"),
+                ([[BASE, 1]], [1, None, "x" * 1025], r"field 8 \(error\)"),
+                (None, [1], "names one message"),
+                ([[BASE, 2]], [1], "names one message"),
+                ([[BASE, b"\1"]], [1], "names one message"),
+                ([[BASE, 1], [BASE, 1]], [1], "names one message"),
+            )
+        ],
         (requests.Extend, [11, 1, 7, 0, [[5, "1"]]], r"expected \[token, lease_ms\]"),
         (requests.Extend, [11, 1, 7, 0, [[5, 2**48]]], "lease_ms"),
         (requests.Extend, [11, 1, 7, 0, [[5, 1, None]]], "item 1: begun must be an array of 1 to 1000 ranges"),

@@ -20,6 +20,7 @@ from sandq.model.errors import (
     TimedOut,
     UnknownTopic,
 )
+from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.protocol.frames import Type, encode_reply
 from tests.support.client.fake_server import CUT, GROUP_NUMBER, FakeServer
 from tests.support.client.helpers import take
@@ -47,7 +48,7 @@ def test_batch_ack_sends_messages(with_client: Any) -> None:
             assert (sent.token, sent.messages) == (TOKEN, [["u", None, False, {"value": b"next"}]])
             assert not server.acks
             await batch.ack()
-            with pytest.raises(InvalidRequest, match="acked before, so nothing is sent"):
+            with pytest.raises(InvalidRequest, match="settled before, so nothing is sent"):
                 batch.ack(then=NEXT)
             with pytest.raises(InvalidRequest, match="message 1 is bytes"):
                 batch.ack(then=[*NEXT, b"x"])  # type: ignore[list-item]
@@ -241,5 +242,105 @@ def test_thread_settles_a_refused_ack_differently(with_client: Any) -> None:
             await until_holds(lambda: server.nacks)
             tasks.cancel_scope.cancel()
         assert server.nacks[0].items[0][3] == "nowhere to go" and refusals == ["there is no topic 'u'"]
+
+    with_client(body)
+
+
+@pytest.mark.parametrize("end", [DEAD, RETRY])
+def test_nack_sends_messages(with_client: Any, end: int) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10) as subscription:
+            base = server.deliver(server.subscription(), [b"v", b"w"], token=TOKEN)
+            message, other = await take(subscription, 2)
+            if end == DEAD:
+                await message.dead("gone", then=NEXT)
+            else:
+                await message.nack(error="busy", delay="5s", if_dead=NEXT)
+            (sent,) = server.ack_thens
+            assert (server.named(sent.what), sent.messages) == ({base}, [["u", None, False, {"value": b"next"}]])
+            assert sent[5:] == ((DEAD, None, "gone") if end == DEAD else (RETRY, 5000, "busy"))
+            assert message.is_settled and other.is_held and not server.nacks
+            with pytest.raises(InvalidRequest, match="settled before, so nothing is sent"):
+                message.dead(then=NEXT) if end == DEAD else message.nack(if_dead=NEXT)
+            with pytest.raises(InvalidRequest, match="already, it cannot be acked"):
+                message.ack(then=NEXT)
+            with pytest.raises(InvalidRequest, match="cannot change the priority or the headers"):
+                other.nack(headers={}, if_dead=NEXT)
+            server.script[Type.ACK_THEN].append(REFUSAL)
+            with pytest.raises(UnknownTopic):
+                await other.dead(then=NEXT)
+            assert other.is_held
+            await other.nack(count=False, if_dead=NEXT)
+            assert server.ack_thens[-1][5:] == (SNOOZE, None, None)
+
+    with_client(body)
+
+
+def test_lost_message_of_a_nack_that_sends(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10) as subscription:
+            base = server.deliver(server.subscription(), [b"v"], token=TOKEN)
+            (message,) = await take(subscription, 1)
+            server.script[Type.ACK_THEN].append(loses([base, 1]))
+            with pytest.raises(LeaseLost):
+                await message.dead(then=NEXT)
+            assert message.is_lost
+
+    with_client(body)
+
+
+def test_overloaded_broker_refuses_in_the_end(with_client: Any) -> None:
+    """Once the client repeated the request as long as the lease was extended."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10) as subscription:
+            server.deliver(server.subscription(), [b"v"], token=TOKEN)
+            (message,) = await take(subscription, 1)
+            server.script[Type.ACK_THEN].extend([Overloaded("busy")] * 100)
+            with pytest.raises(Overloaded):
+                await message.ack(then=NEXT)
+            assert message.is_held and 0 < len(server.script[Type.ACK_THEN]) < 99
+            await message.ack()
+            assert message.is_settled
+
+    with_client(body, delivery_timeout_s=0.3)
+
+
+def test_leases_nack_one_message_with_messages(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        leases, offset = client.leases("t", "g"), offsets.to_text(offsets.pack(5000, 1, 1, 0))
+        item = (f"{GROUP_NUMBER}.0.65536", offset)
+        assert await leases.dead([item], "gone", then=NEXT) == []
+        assert await leases.nack([item], delay="1s", if_dead=NEXT) == []
+        assert [sent[5:] for sent in server.ack_thens] == [(DEAD, None, "gone"), (RETRY, 1000, None)]
+        for wrong in ([item, (f"{GROUP_NUMBER}.0.65536", offset[:-1] + "1")], [(item[0], None)], []):
+            with pytest.raises(InvalidRequest, match="takes one message, with its offset"):
+                await leases.dead(wrong, then=NEXT)
+        with pytest.raises(InvalidRequest, match="cannot change"):
+            await leases.nack([item], headers={}, if_dead=NEXT)
+        server.script[Type.ACK_THEN].append(loses([offsets.from_text(offset), 1]))
+        assert await leases.dead([item], then=NEXT) == [item]
+
+    with_client(body)
+
+
+def test_thread_nacks_with_messages(with_client: Any) -> None:
+    errors: list[str] = []
+
+    def handler(message: Any) -> None:
+        message.dead("gone", then=NEXT).wait(PATIENCE_S)
+        try:
+            message.dead(then=NEXT)
+        except InvalidRequest as error:
+            errors.append(error.message)
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: client.run("t", "g", handler))
+            await until_holds(lambda: server.subscribed)
+            server.deliver(server.subscription(), [b"v"], token=TOKEN)
+            await until_holds(lambda: errors)
+            tasks.cancel_scope.cancel()
+        assert server.ack_thens[0][5:] == (DEAD, None, "gone") and "settled before" in errors[0]
 
     with_client(body)
