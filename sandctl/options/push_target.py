@@ -9,6 +9,7 @@ import click
 
 from sandctl.options.payload import headers_of
 from sandctl.options.times import DURATION
+from sandq.model.message_targets import CALLBACKS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,6 +33,14 @@ _OPTIONS = (
         metavar="DURATION",
         help="Time limit for the response of --push-url.  [default: the group's]",
     ),
+    click.option(
+        "--push-callback", metavar="TOPIC", help="Topic that gets a message once --push-url has accepted this one."
+    ),
+    click.option(
+        "--push-failure-callback",
+        metavar="TOPIC",
+        help="Topic that gets a message if this one is dead after its last request.",
+    ),
 )
 
 
@@ -45,10 +54,13 @@ def target_options(command: F) -> F:
 def target_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the target of a message as `produce` of the client takes it; None without --push-url."""
     given: dict[str, Any] = {
-        name: options[f"push_{name}"] for name in ("method", "timeout") if options[f"push_{name}"] is not None
+        name: options[f"push_{name}"]
+        for name in ("method", "timeout", *CALLBACKS)
+        if options[f"push_{name}"] is not None
     }
     if options["push_headers"]:
         given["headers"] = headers_of(options["push_headers"], "--push-header")
     if options["push_url"] is None and given:
-        raise click.UsageError(f"--push-{next(iter(given)).removesuffix('s')} is for --push-url")
+        option = next(iter(given)).removesuffix("s").replace("_", "-")
+        raise click.UsageError(f"--push-{option} is for --push-url")
     return None if options["push_url"] is None else {"url": options["push_url"], **given}

@@ -239,7 +239,7 @@ class Broker:
                 f"below {RESERVED_PRODUCERS}"
             )
         leader = self.catalog.partition(request.topic, request.partition)
-        messages, split = checked if checked is not None else self._checks(request, leader)()
+        messages, split = checked if checked is not None else self._checks(request, caller)()
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
         rule = request.on_conflict
@@ -261,16 +261,16 @@ class Broker:
         has_targets = topic is not None and topic.record.settings.get(PUSH_TARGETS)
         return is_much(request.batch, MUCH_TARGETS_BYTES if has_targets else MUCH_HEADERS_BYTES)
 
-    async def check_large(self, request: Produce) -> Checked:
+    async def check_large(self, request: Produce, caller: Caller) -> Checked:
         """Validate a large batch in a thread. Only one thread validates batches at a time. Raise InvalidRequest,
-        TooLarge."""
-        leader = self.catalog.partition(request.topic, request.partition)
-        return await trio.to_thread.run_sync(self._checks(request, leader), limiter=self._checking)
+        TooLarge, Forbidden."""
+        self.catalog.partition(request.topic, request.partition)
+        return await trio.to_thread.run_sync(self._checks(request, caller), limiter=self._checking)
 
-    def _checks(self, request: Produce, leader: PartitionLeader) -> Callable[[], Checked]:
+    def _checks(self, request: Produce, caller: Caller) -> Callable[[], Checked]:
         """Return a function that validates a batch. The function may run on any thread."""
         topic = self.catalog.topics[request.topic]
-        where, own = topic.targets[request.partition], self.catalog.limits_of(topic.record)
+        where, own = topic.targets[request.partition], self.catalog.limits_of(topic.record, caller.access)
         return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
     def _check_producers(self) -> None:
@@ -293,11 +293,12 @@ class Broker:
         topic = self.catalog.view.partition_of_group.get(request.group_number, ("", 0))[0]
         items: Any = request.items
         if isinstance(request, Extend):
-            own = self.limits_of(topic)
+            own = self.limits_of(topic, caller)
             for item in items:
                 _check_lease(item[1], own)
         if isinstance(request, Nack):
-            items = with_columns(request, self.limits, self.limits_of(topic), lambda: self.check_ranked(topic))
+            own = self.limits_of(topic, caller)
+            items = with_columns(request, self.limits, own, lambda: self.check_ranked(topic))
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
         if isinstance(command, c.Nack):
@@ -326,13 +327,14 @@ class Broker:
         return [paused.until_ms]
 
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
-        """Ack messages and send other messages in one log entry.
+        """Ack messages and send other messages in one log entry; or nack a message, and send if it is dead.
 
         Call `done` with the same result as for an ack of one item. If a message to send is invalid, raise its error
         and ack nothing."""
         leader = self.catalog.of_group(request.group_number, request.partition)
         leader.raft_group.check_ready()
-        command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
+        limits = self.limits
+        command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), limits, caller.access)
         messages = len(command.messages)
         leader.raft_group.submit(
             command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line
@@ -349,10 +351,10 @@ class Broker:
         assert isinstance(replica, PartitionReplica)
         return await self._runner.ask(partial(replica.groups_of_leases, tokens), group=group, patient=False)
 
-    def limits_of(self, topic: str) -> TopicLimits | None:
+    def limits_of(self, topic: str, caller: Caller) -> TopicLimits | None:
         """Return the limits of a topic; None if the topic has no limits or does not exist."""
         opened = self.catalog.topics.get(topic)
-        return None if opened is None else self.catalog.limits_of(opened.record)
+        return None if opened is None else self.catalog.limits_of(opened.record, caller.access)
 
     def check_ranked(self, topic: str) -> None:
         """Raise InvalidRequest if the messages of a topic have no priorities."""
@@ -515,7 +517,7 @@ class Broker:
         """Return the duration of a lease in ms: the requested duration, or the topic's default. Raise
         InvalidRequest."""
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
-        _check_lease(lease_ms, self.catalog.limits_of(topic.record))
+        _check_lease(lease_ms, self.catalog.limits_of(topic.record, None))
         return lease_ms
 
     def add_credit(self, subscription: Subscription, more: int) -> None:

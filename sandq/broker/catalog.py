@@ -19,9 +19,11 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import METADATA_GROUP, MetadataView
 from sandq.broker.stats.node_stats import TopicStats
 from sandq.metadata.records import Topic
+from sandq.model.access import Access
 from sandq.model.auto_create import NO_AUTO_CREATE, AutoCreate
 from sandq.model.errors import (
     CREATABLE,
+    InvalidRequest,
     LeaseLost,
     NotLeader,
     SandqError,
@@ -30,6 +32,8 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.group_limits import next_epoch
+from sandq.model.message_targets import TargetRules
+from sandq.model.names import COMPACTED
 from sandq.model.push_targets import PushRules
 from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
@@ -115,9 +119,19 @@ class Catalog:
             raise Unavailable(f"the current metadata is not known here, as its replica is shut: {shut.reason}")
         await self._progress.until(await self._barrier.index())
 
-    def limits_of(self, topic: Topic) -> TopicLimits | None:
-        """Return the limits of a topic; None if it has none."""
-        return limits_of(topic.name, topic.settings, self._push_rules)
+    def limits_of(self, topic: Topic, access: Access | None) -> TopicLimits | None:
+        """Return the limits of a topic; None if it has none. `access`: rights of the caller; None: all."""
+        return limits_of(topic.name, topic.settings, TargetRules(self._push_rules, self.check_callback, access))
+
+    def check_callback(self, name: str) -> None:
+        """Raise InvalidRequest unless callbacks of pushed messages may be sent to a topic. Raise Unsure if other nodes
+        may know the topic."""
+        record = self.view.topics.get(name)
+        if record is None:
+            claim = InvalidRequest(f"there is no topic {name!r}, to which callbacks are to be sent", topic=name)
+            raise self._unknown(claim, partial(self.check_callback, name))
+        if record.kind == COMPACTED:
+            raise InvalidRequest(f"topic {name!r} is a compacted topic, to which no callbacks are sent", topic=name)
 
     # -- lookups --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@
     "unique_key": "order-7" | "unique_key_base64": "aw=="
     "priority": -3, "tenant": "acme"      in priority and fair topics
     "max_attempts": 20 | "none", "backoff": {"kind": "fixed", "first": "1h", "cap": "1h"}, "cost": 1200
-    "push": {"url": "https://shop.example/hooks", "method": "POST", "headers": {...}, "timeout": "30s"}
+    "push": {"url": "https://shop.example/hooks", "method": "POST", "headers": {...}, "timeout": "30s",
+             "callback": "done", "failure_callback": "failed"}
 
 A value whose headers mark it as JSON is written as `json`, so that JSON input becomes JSON output. The JSON of a
 message can be used to produce it again: fields that only a broker sets (offset, id, state, ...) are ignored. Times

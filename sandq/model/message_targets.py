@@ -2,7 +2,8 @@
 
     {"url": "https://shop.example/hooks", "method": "PUT", "headers": {"authorization": "Bearer x"}, "timeout": "5s"}
 
-Only `url` is required. A topic accepts the header if its setting `push_targets` is true. The broker checks the header
+Only `url` is required. `callback` and `failure_callback` name topics to which the sender reports the result. A topic
+accepts the header if its setting `push_targets` is true. The broker checks the header
 when it accepts a message, and the sender checks it again before it connects: a restored backup may contain anything.
 PERSISTED in the headers of messages.
 """
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
+from sandq.model.access import Access, Right
 from sandq.model.errors import InvalidRequest
+from sandq.model.names import check_new_topic
 from sandq.model.push_targets import PushRules, Target
 from sandq.model.times import Duration, duration_ms, format_duration
 
@@ -31,7 +34,8 @@ HEADERS_BYTES: Final = 4096
 """Maximum size of these headers together, in bytes."""
 TIMEOUT_LEAST_MS: Final = 1000
 TIMEOUT_MOST_MS: Final = 600_000
-_FIELDS: Final = ("url", "method", "headers", "timeout")
+CALLBACKS: Final = ("callback", "failure_callback")
+_FIELDS: Final = ("url", "method", "headers", "timeout", *CALLBACKS)
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VALUE: Final = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _OURS: Final = ("webhook-", "sandq-", "proxy-")
@@ -56,6 +60,34 @@ class MessageTarget(NamedTuple):
     headers: OwnHeaders = ()
     timeout_ms: int | None = None
     """Time for the request, in ms; None: as the push of the group says."""
+    callback: str | None = None
+    """Topic that gets a message when the receiver has accepted this one."""
+    failure_callback: str | None = None
+    """Topic that gets a message when the sender makes this one dead."""
+
+
+class TargetRules(NamedTuple):
+    """The targets that a caller may give to messages of a topic."""
+
+    urls: PushRules
+    check_topic: Callable[[str], None]
+    """Raises InvalidRequest, or Unavailable if it is not certain, unless callbacks may be sent to a topic."""
+    access: Access | None = None
+    """Rights of the caller; None: all."""
+
+    def check(self, target: MessageTarget) -> None:
+        """Raise InvalidRequest, Forbidden or Unavailable unless the target is allowed. This does not resolve its
+        name."""
+        self.urls.check(target.target)
+        for topic in callbacks_of(target):
+            if self.access is not None:
+                self.access.check(Right.PRODUCE, topic)
+            self.check_topic(topic)
+
+
+def callbacks_of(target: MessageTarget) -> set[str]:
+    """Return the topics to which callbacks of a message are sent."""
+    return {topic for topic in (target.callback, target.failure_callback) if topic is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +96,17 @@ class PushTarget:
 
     `method`: POST, PUT, PATCH, DELETE or GET. `headers`: up to 16 headers of the request; they are stored with the
     message, where every consumer can read them. `timeout`: time for the request and its response, 1 s to 10 minutes; by
-    default that of the group.
+    default that of the group. `callback`: topic that gets a message once the receiver has accepted this one.
+    `failure_callback`: topic that gets a message if this one is dead after a response or a failed request. The producer
+    needs the right `produce` on both.
     """
 
     url: str
     method: str = "POST"
     headers: Mapping[str, str] | None = None
     timeout: Duration | None = None
+    callback: str | None = None
+    failure_callback: str | None = None
 
     @classmethod
     def of(cls, found: object) -> Self:
@@ -92,6 +128,7 @@ class PushTarget:
             found["headers"] = dict(self.headers) if isinstance(self.headers, Mapping) else self.headers
         if self.timeout is not None:
             found["timeout"] = format_duration(duration_ms(self.timeout))
+        found |= {name: topic for name in CALLBACKS if (topic := getattr(self, name)) is not None}
         parse_fields(found)
         return json.dumps(found, separators=(",", ":"))
 
@@ -133,13 +170,23 @@ def parse_fields(found: Mapping[str, Any]) -> MessageTarget:
     except InvalidRequest as error:
         raise InvalidRequest(f"push: timeout: {error.message}") from None
     headers = () if found.get("headers") is None else parse_headers(found["headers"])
-    return MessageTarget(Target.parse(found["url"]), method, headers, timeout_ms)
+    topics = [None if found.get(name) is None else _callback(name, found[name]) for name in CALLBACKS]
+    return MessageTarget(Target.parse(found["url"]), method, headers, timeout_ms, *topics)
 
 
-def check_target(headers: Mapping[str, Any], rules: PushRules | None) -> None:
-    """Check the target in the headers of a message, if there is one. Raise InvalidRequest.
+def _callback(name: str, topic: object) -> str:
+    """Return the topic of a callback. Raise InvalidRequest."""
+    try:
+        return check_new_topic(topic)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"push: {name}: {error.message}") from None
 
-    `rules`: the URLs that the node allows; None if the topic takes no messages with URLs.
+
+def check_target(headers: Mapping[str, Any], rules: TargetRules | None) -> None:
+    """Check the target in the headers of a message, if there is one. Raise InvalidRequest; Forbidden or Unavailable
+    because of its callbacks.
+
+    `rules`: the targets that the caller may use; None if the topic takes no messages with URLs.
     """
     if PUSH_HEADER not in headers:
         return
@@ -147,7 +194,7 @@ def check_target(headers: Mapping[str, Any], rules: PushRules | None) -> None:
         raise InvalidRequest(
             f"header {PUSH_HEADER}: the topic takes no messages with a URL; its setting {PUSH_TARGETS} allows them"
         )
-    rules.check(parse_target(headers[PUSH_HEADER]).target)
+    rules.check(parse_target(headers[PUSH_HEADER]))
 
 
 def parse_timeout(value: object) -> int:

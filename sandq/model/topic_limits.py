@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from sandq.model.message_targets import PUSH_TARGETS
-from sandq.model.push_targets import PushRules
+from sandq.model.message_targets import PUSH_TARGETS, TargetRules
 
 MAX_MESSAGE_BYTES: Final = "max_message_bytes"
 MAX_DELAY_MS: Final = "max_delay_ms"
@@ -39,14 +38,15 @@ class TopicLimits(NamedTuple):
     delay_ms: int | None = None
     """Maximum time from now to the delivery of a message, in ms. Replaces the limit of the node."""
     lease_ms: int | None = None
-    push_rules: PushRules | None = None
+    targets: TargetRules | None = None
     """URLs that messages of the topic may have; None: they have none."""
 
 
-def limits_of(topic: str, settings: Mapping[str, Any], push_rules: PushRules) -> TopicLimits | None:
-    """Return the limits in the record of a topic's settings; None if it has none. `push_rules`: those of the node."""
+def limits_of(topic: str, settings: Mapping[str, Any], targets: TargetRules) -> TopicLimits | None:
+    """Return the limits in the record of a topic's settings; None if it has none. `targets`: applies if messages of the
+    topic may have URLs."""
     if settings.keys().isdisjoint(_OWN):
         return None
-    rules = push_rules if settings.get(PUSH_TARGETS) else None
+    rules = targets if settings.get(PUSH_TARGETS) else None
     message_bytes, delay_ms, lease_ms = [settings.get(name) for name in LIMITS]
     return TopicLimits(topic, message_bytes, delay_ms, lease_ms, rules)

@@ -290,8 +290,8 @@ def _check_sizes(batch: Batch, limits: Limits, own: TopicLimits | None) -> None:
 
 def check_headers(cell: bytes, own: TopicLimits | None) -> None:
     """Check that every reader can decode the headers of a message, and that its topic accepts its URL, if it has one.
-    Raise InvalidRequest."""
-    check_target(headers_check(cell), None if own is None else own.push_rules)
+    Raise InvalidRequest; Forbidden or Unavailable because of the topics of its callbacks."""
+    check_target(headers_check(cell), None if own is None else own.targets)
 
 
 def _check_headers(batch: Batch, own: TopicLimits | None) -> None:

@@ -40,6 +40,8 @@ DRAIN_S: Final = 1.0
 """Time to read the body of a response whose status is known, in seconds."""
 MARGIN_S: Final = 0.1
 """Reading stops this long before the request's time is over, in seconds."""
+ANSWER_BYTES: Final = 4096
+"""Maximum number of bytes of a response's body to pass on to a callback."""
 TEXT_CHARS: Final = 500
 """Maximum number of characters of a response's body to record."""
 INFORMATIONAL_MOST: Final = 10
@@ -62,6 +64,8 @@ class Answer(NamedTuple):
     retry_after: str | None
     text: str
     """The beginning of the body, on one line."""
+    body: bytes = b""
+    """The first `ANSWER_BYTES` of the body."""
 
 
 class _Request(NamedTuple):
@@ -255,7 +259,7 @@ class HttpClient:
         with trio.move_on_at(min(trio.current_time() + drain_s, trio.current_effective_deadline() - MARGIN_S)):
             await _read_body(connection, text, is_early)
         retry = None if retry_after is None else retry_after.decode("latin-1")
-        return Answer(response.status_code, retry, _printable(bytes(text)))
+        return Answer(response.status_code, retry, _printable(bytes(text)), bytes(text[:ANSWER_BYTES]))
 
     async def _send(
         self, connection: _Connection, head: bytes, body: bytes, doing: list[str], sent: trio.Event

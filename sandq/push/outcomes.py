@@ -33,6 +33,8 @@ class Outcome(NamedTuple):
     """Delay of the retry in seconds; None: the topic's back-off."""
     status: int | None = None
     """Status of the response; None if there was none."""
+    body: bytes = b""
+    """The beginning of the body of the response."""
 
     @property
     def is_failure(self) -> bool:

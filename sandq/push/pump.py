@@ -23,13 +23,14 @@ from typing import Any, Final, TypedDict, Unpack
 import structlog
 import trio
 
-from sandq.client import Client, Message
-from sandq.model.errors import InvalidRequest, SandqError
+from sandq.client import Client, Message, Outgoing, Settlement
+from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
 from sandq.model.headers import headers_or_none
 from sandq.model.limits import FIXED
 from sandq.model.message_targets import PUSH_HEADER, TIMEOUT_MOST_MS, MessageTarget, parse_target
 from sandq.model.push import PAUSE_TENANT, Push
 from sandq.model.push_targets import Target, TargetRefused, shown_url
+from sandq.push.callbacks import callback_value
 from sandq.push.circuit import Circuit, State
 from sandq.push.hosts import Host, Hosts, HostShares
 from sandq.push.http_client import HttpClient, PushFailed
@@ -239,20 +240,25 @@ class Pump(ABC):
             return Outcome(End.SNOOZED, error.message)
         except PushFailed as error:
             return Outcome(End.RETRIED, str(error))
-        return outcome_of(answer.status, answer.text, answer.retry_after, now_s)
+        return outcome_of(answer.status, answer.text, answer.retry_after, now_s)._replace(body=answer.body)
 
-    def _settle(self, message: Message, outcome: Outcome) -> None:
-        """Settle a message by its outcome."""
+    def _end(self, message: Message, outcome: Outcome) -> None:
+        """Count an outcome, and settle its message."""
         self._counts.ends[outcome.end] += 1
+        self._settle(message, outcome)
+
+    def _settle(self, message: Message, outcome: Outcome, then: Sequence[Outgoing] | None = None) -> Settlement | None:
+        """Settle a message by its outcome. Return None if its lease was lost: the broker delivers it again.
+
+        `then`: messages to send if it is acked or dead."""
         delay = None if outcome.delay_s is None else f"{round(outcome.delay_s * 1000)}ms"
         if not message.is_held:
-            pass  # its lease was lost meanwhile: the broker delivers it again
-        elif outcome.end is End.ACKED:
-            message.ack()
-        elif outcome.end is End.DEAD:
-            message.dead(outcome.error)
-        else:
-            message.nack(delay=delay, error=outcome.error, count=outcome.end is not End.SNOOZED)
+            return None
+        if outcome.end is End.ACKED:
+            return message.ack(then=then)
+        if outcome.end is End.DEAD:
+            return message.dead(outcome.error, then=then)
+        return message.nack(delay=delay, error=outcome.error, count=outcome.end is not End.SNOOZED, if_dead=then)
 
     def _note(self, error: str) -> None:
         self._counts.last_error, self._counts.last_error_ms = error[:SHOWN_CHARS], self._now_ms()
@@ -321,7 +327,7 @@ class UrlPump(Pump):
         if outcome.end is End.DEAD and self._circuit.state is not State.CLOSED:
             # The receiver fails all requests, so "410 Gone" is about the receiver, not about this message.
             outcome = outcome._replace(end=End.SNOOZED)
-        self._settle(message, outcome)
+        self._end(message, outcome)
         if outcome.error is not None:
             self._note(outcome.error)
         if is_change:
@@ -392,7 +398,7 @@ class MessagePump(Pump):
         try:
             target = _target_of(message)
         except InvalidRequest as error:
-            self._settle(message, Outcome(End.DEAD, error.message))
+            self._end(message, Outcome(End.DEAD, error.message))
             self._note(error.message)
             return
         host = self._hosts.of((self.topic, self.group), target.target.host)
@@ -407,19 +413,42 @@ class MessagePump(Pump):
                 return
             async with self._slots:
                 ticket.since_s = trio.current_time()  # the node may have had no slot until now
-                if message.is_held:
-                    self._end(message, host, await self._send(message, target), trio.current_time() - ticket.since_s)
+                if not message.is_held:
+                    return
+                outcome = await self._send(message, target)
+            outcome = self._record(host, outcome, trio.current_time() - ticket.since_s)
         finally:
             self._shares.leave(ticket, trio.current_time())
+        await self._report(message, target, outcome)
 
     def _snooze(self, message: Message, host: Host) -> None:
         """Give a message back until its host can probably take it."""
         why = "is busy" if host.error is None else f"fails: {host.error}"
         delay_s = self._shares.delay_s(host, trio.current_time())
-        self._settle(message, Outcome(End.SNOOZED, f"waits, because {host.name} {why}", delay_s))
+        self._end(message, Outcome(End.SNOOZED, f"waits, because {host.name} {why}", delay_s))
 
-    def _end(self, message: Message, host: Host, outcome: Outcome, took_s: float) -> None:
-        """Record the outcome of a request in the state of its host, and settle the message."""
+    async def _report(self, message: Message, target: MessageTarget, outcome: Outcome) -> None:
+        """Settle a message, and send its callback in the same step.
+
+        If the callback cannot be sent, settle the message without it: its topic was deleted, say."""
+        topic = target.callback if outcome.end is End.ACKED else target.failure_callback
+        if topic is None or outcome.end is End.SNOOZED:
+            self._end(message, outcome)
+            return
+        self._counts.ends[outcome.end] += 1
+        value = callback_value(message, self.group, outcome, self._now_ms())
+        try:
+            settlement = self._settle(message, outcome, [Outgoing(json=value, topic=topic)])
+            if settlement is not None:
+                await settlement
+        except LeaseLost as error:
+            self._note(error.message)
+        except SandqError as error:
+            self._note(f"no callback was sent to topic {topic}: {error.message}")
+            self._settle(message, outcome)
+
+    def _record(self, host: Host, outcome: Outcome, took_s: float) -> Outcome:
+        """Record the outcome of a request in the state of its host. Return how its message is settled."""
         error = outcome.error or ""
         if outcome.is_of_host:
             if host.failed(error[:SHOWN_CHARS], trio.current_time(), took_s, outcome.delay_s):
@@ -428,9 +457,9 @@ class MessagePump(Pump):
             self._log("the messages of a host go on: it answers again", host)
         if outcome.end is End.SNOOZED and outcome.delay_s is None:
             outcome = outcome._replace(end=End.RETRIED)  # its address is not allowed
-        self._settle(message, outcome)
         if outcome.error is not None:
             self._note(f"{host.name}: {outcome.error}")
+        return outcome
 
     def _log(self, event: str, host: Host, **more: str) -> None:
         log.debug(event, topic=self.topic, group=self.group, host=host.name, **more)

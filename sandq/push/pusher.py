@@ -40,6 +40,9 @@ COMPARE_S: Final = 30.0
 SETTLE_S: Final = 5.0
 """When the node stops: time for acks after the grace time of requests, in seconds."""
 
+SETTLE_AGAIN_S: Final = 10.0
+"""If a broker refuses to settle a message with a callback for this long, the message is settled without it."""
+
 FILES_PART: Final = 16
 """The node sends at most one push request at a time per this many files that the process may open.
 
@@ -74,7 +77,9 @@ class Pusher:
         `nodes_tls`: TLS for the connection to the node. `tls`: TLS for receivers; None trusts the authorities of the
         machine. `grace_s`: time in seconds that the node has to stop; it also limits the requests.
         """
-        self._options = Options(starts_alone=True, tls=nodes_tls, gateway_secret=gateway_secret)
+        self._options = Options(
+            starts_alone=True, tls=nodes_tls, gateway_secret=gateway_secret, delivery_timeout_s=SETTLE_AGAIN_S
+        )
         self._broker = broker
         self._node = node
         self._server = server

@@ -189,8 +189,9 @@ class ProduceCoalescer:
             ahead = await trio.to_thread.run_sync(ahead_of_batch, request.batch, self._broker.clock.now_ms())
         self._checks.count_produce(request, 1, ahead)
         with self._held(request, done) as answer:
-            checked = await self._broker.check_large(request)
-            self._broker.produce(request, self._connection.caller, answer, checked=checked)
+            caller = self._connection.caller
+            checked = await self._broker.check_large(request, caller)
+            self._broker.produce(request, caller, answer, checked=checked)
 
     @contextmanager
     def _held(self, request: Produce, done: Done) -> Iterator[Done]:

@@ -21,7 +21,7 @@ from tests.support.http_client import NO_TLS
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
-from tests.support.nodes.working import connected
+from tests.support.nodes.working import connected, take
 from tests.support.push_receiver import Receiver, receiving
 from tests.support.waiting import PATIENCE_S, until_answer
 
@@ -188,3 +188,60 @@ async def test_hosts_that_hang_or_answer_429_do_not_delay_the_others(client: san
         assert row["dead"] == 0
         for receiver in receivers:
             assert len({got.body for got in receiver.got}) == 20, "no message was lost"
+
+
+# -- callbacks -------------------------------------------------------------------------------------------------------
+
+
+async def callbacks_of(client: sandq.Client, topic: str, count: int) -> list[dict[str, Any]]:
+    async with client.subscribe(topic, group="reader") as subscription:
+        return [json.loads(message.value) for message in await take(subscription, count)]
+
+
+async def test_callbacks_report_acceptance_and_death(client: sandq.Client, receiver: Receiver) -> None:
+    for topic in ("done", "failed"):
+        await client.admin.create_topic(topic, partitions=2)
+    await client.admin.update_topic("calls", max_attempts=2, backoff={"kind": "fixed", "first": "1ms", "cap": "1ms"})
+    await push(client, concurrency=1)
+    target = sandq.PushTarget(receiver.url, callback="done", failure_callback="failed")
+    receiver.answers = [(201, {}, "größe".encode()), (410, {}, b"\xff"), (500, {}, b"no"), (500, {}, b"no")]
+    fine = await client.produce("calls", b"a", push=target)
+    await receiver.until(1)
+    gone = await client.produce("calls", b"b", push=target)
+    await receiver.until(2)
+    tried = await client.produce("calls", b"c", push=target)
+    (done,) = await callbacks_of(client, "done", 1)
+    assert (done["id"], done["status"], done["response"], done["attempts"]) == (fine, 201, "größe", 1)
+    assert (done["topic"], done["group"], done["url"], done["error"]) == ("calls", "http", receiver.url, None)
+    failed = {one["id"]: one for one in await callbacks_of(client, "failed", 2)}
+    assert (failed[gone]["status"], failed[gone]["response"], failed[gone]["response_base64"]) == (410, None, "/w==")
+    assert (failed[tried]["status"], failed[tried]["attempts"], failed[tried]["error"]) == (500, 2, "HTTP 500: no")
+    letters = {letter.id: letter.reason async for letter in client.dead("calls", "http").list()}
+    assert letters == {gone: "rejected", tried: "nacked"} and len(receiver.got) == 4
+
+
+async def test_message_is_acked_without_a_callback_whose_topic_was_deleted(
+    client: sandq.Client, receiver: Receiver
+) -> None:
+    await client.admin.create_topic("done")
+    id_ = await client.produce("calls", b"a", push=sandq.PushTarget(receiver.url, callback="done"))
+    assert (await client.messages("calls").get(id_)).headers
+    await client.admin.delete_topic("done")
+    await push(client)
+    await receiver.until(1)
+    (row,) = await until_answer(lambda: client.admin.pushes("calls"), lambda rows: rows[0]["nodes"][0]["error"])
+    assert row["nodes"][0]["error"].startswith("no callback was sent to topic done: there is no topic 'done'")
+    await until_answer(lambda: group(client), lambda found: found["leased"] == 0)
+    assert len(receiver.got) == 1 and (await group(client))["dead"] == 0
+
+
+async def test_callback_to_a_topic_that_does_not_take_it_is_refused(client: sandq.Client) -> None:
+    await client.admin.create_topic("keys", kind="compacted")
+    for topic, why in (("nowhere", "there is no topic 'nowhere'"), ("keys", "is a compacted topic")):
+        target = sandq.PushTarget("http://127.0.0.1:9/", failure_callback=topic)
+        with pytest.raises(InvalidRequest, match=why):
+            await client.produce("calls", b"x", push=target)
+        with pytest.raises(InvalidRequest, match=why):
+            await client.schedules("calls").create("daily", b"", cron="0 9 * * *", headers={PUSH_HEADER: target.text()})
+    with pytest.raises(InvalidRequest, match="are reserved"):
+        await client.produce("calls", b"x", push={"url": "http://127.0.0.1:9/", "callback": "sandq.audit"})

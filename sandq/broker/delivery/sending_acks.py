@@ -1,6 +1,6 @@
-"""Prepare acks that send messages, on the leader of their partition.
+"""Prepare acks and nacks that send messages, on the leader of their partition.
 
-Before an ack is proposed, each of its messages is validated like a produced message, and its target partition is
+Before one is proposed, each of its messages is validated like a produced message, and its target partition is
 chosen.
 """
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from sandq.broker.catalog import Catalog
 from sandq.metadata.records import Topic
+from sandq.model.access import Access
 from sandq.model.batch import Column, encode
 from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.model.key_limits import key_limit
@@ -42,14 +43,17 @@ def target_of(topic: Topic, partition: int) -> BatchTarget:
     return BatchTarget(partition, topic.initial_partitions, ordered, compacted, rank, delimiter)
 
 
-def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) -> tuple[c.AckThen, int]:
-    """Return the command for an ack that sends messages, and its size in bytes.
+def command_of(
+    request: AckThen, catalog: Catalog, now_ms: int, limits: Limits, access: Access | None
+) -> tuple[c.AckThen, int]:
+    """Return the command for an ack or a nack that sends messages, and its size in bytes. `access`: rights of the
+    caller; None: all.
 
-    Raise UnknownTopic, InvalidRequest, InvalidTime, TooLarge or Unavailable. If this function raises, nothing is
-    acked."""
+    Raise UnknownTopic, InvalidRequest, InvalidTime, TooLarge, Forbidden or Unavailable. If this function raises,
+    nothing is acked."""
     own = catalog.topic(catalog.view.partition_of_group[request.group_number][0]).record
     messages = []
-    size = 0
+    size = len(request.error or "")
     for number, (name, at_ms, is_delay, named) in enumerate(request.messages):
         topic = own if name is None else catalog.topic(name).record
         fields: dict[int, Any] = {_COLUMNS[key]: value for key, value in named.items()}
@@ -57,7 +61,7 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
             fields[Column.TENANT] = tenant.encode()
         partition = _partition_of(fields, topic, own, request.partition)
         try:
-            own_limits = catalog.limits_of(topic)
+            own_limits = catalog.limits_of(topic, access)
             _check(fields, at_ms, is_delay, now_ms, limits, target_of(topic, partition), own_limits)
         except InvalidRequest as error:
             raise type(error)(f"message {number} for topic {topic.name!r}: {error.message}", **error.details) from None

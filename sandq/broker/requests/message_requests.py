@@ -135,7 +135,7 @@ class MessageRequests:
         moves = request.read()
         if any([move.priority is not None for move in moves]):
             self._broker.check_ranked(request.topic)
-        now_ms, own = self._broker.clock.now_ms(), self._broker.limits_of(request.topic)
+        now_ms, own = self._broker.clock.now_ms(), self._broker.limits_of(request.topic, caller)
         for position, (_, at_ms, relative, *_) in enumerate(moves):
             if not relative and at_ms is not None and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are expected")
@@ -143,7 +143,7 @@ class MessageRequests:
                 check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days, own)
         updated_bytes = 0
         if any([move.changes for move in moves]):
-            items, updated_bytes = self._with_updates(request)
+            items, updated_bytes = self._with_updates(request, caller)
         host = self._host(request)
         targets = [move.target for move in moves]
         self._check_names(request, targets)
@@ -156,12 +156,12 @@ class MessageRequests:
         else:
             submit_in_parts(host, command, done, size=size, work=work, line=caller.line)
 
-    def _with_updates(self, request: Move) -> tuple[Sequence[Sequence[Any]], int]:
+    def _with_updates(self, request: Move, caller: Caller) -> tuple[Sequence[Sequence[Any]], int]:
         """Return the items of a move with the new values and headers of their messages, and the total bytes of these
         values and headers.
 
         Raise InvalidRequest, TooLarge."""
-        limits, own = self._broker.limits, self._broker.limits_of(request.topic)
+        limits, own = self._broker.limits, self._broker.limits_of(request.topic, caller)
         if self._broker.catalog.topic(request.topic).record.kind == COMPACTED:
             raise InvalidRequest(
                 f"topic {request.topic!r} is a compacted topic: messages cannot be updated; put the key's new value",
@@ -366,7 +366,7 @@ class MessageRequests:
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are expected")
         far_ms = max(arguments.get("to_ms", 0) - self._broker.clock.now_ms(), arguments.get("shift_ms", 0))
-        check_not_far(far_ms, self._broker.limits.delay_days, self._broker.limits_of(request.topic))
+        check_not_far(far_ms, self._broker.limits.delay_days, self._broker.limits_of(request.topic, caller))
         if "priority" in arguments:
             self._broker.check_ranked(request.topic)
         host = self._host(request)

@@ -104,7 +104,7 @@ class ScheduleRequests:
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             raise InvalidRequest(f"schedule {of_schedule(twice)[0]!r} is named twice in one request")
         now_ms = self._broker.clock.now_ms()
-        own = self._broker.limits_of(request.topic)
+        own = self._broker.limits_of(request.topic, caller)
         check = partial(_checked, request.items, now_ms, self._broker.limits, target, own)
         wanted = {one[0]: one for one in await self._in_thread(check)}
         results: dict[str, _Row] = {}

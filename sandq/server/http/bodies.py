@@ -320,6 +320,15 @@ class PushTargetIn(BaseModel):
     timeout: Duration | None = Field(
         default=None, description="Time for the request, 1 s to 10 minutes; by default that of the group."
     )
+    callback: str | None = Field(
+        default=None,
+        description="Topic that gets a message once the receiver has accepted this one. You need `produce` on it.",
+    )
+    failure_callback: str | None = Field(
+        default=None,
+        description="Topic that gets a message if this one is dead after a response or a failed request. You need "
+        "`produce` on it.",
+    )
 
 
 class MessageIn(BaseModel):

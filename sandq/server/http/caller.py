@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandq.model.access import ANY, Access, Right
 from sandq.model.errors import Forbidden, InvalidRequest, SandqError
+from sandq.model.message_targets import PUSH_HEADER, callbacks_of, parse_target
 from sandq.model.quotas import Quota
 from sandq.model.times import duration_ms, instant_ms
 from sandq.server.delays import check_delay
@@ -79,6 +80,21 @@ def authorize(request: Request, right: Right, topic: str | None, group: str | No
     access, topic, group = access_of(request), truncated(topic), truncated(group)
     if access is not None and not access.allows(right, topic, group):
         raise _record_refusal(request.scope, access.refusal(right, topic, group))
+
+
+def authorize_callbacks(request: Request, messages: Iterable[Mapping[str, Any]]) -> None:
+    """Raise Forbidden unless the caller may produce to the topics of the callbacks of these messages.
+
+    `messages`: as arguments of the client, with `headers` or `push`. Wrong targets are ignored here: the broker rejects
+    them."""
+    if access_of(request) is None:
+        return
+    for message in messages:
+        with suppress(InvalidRequest):
+            push, headers = message.get("push"), message.get("headers") or {}
+            text = headers.get(PUSH_HEADER) if push is None else push.text()
+            for topic in () if text is None else callbacks_of(parse_target(text)):
+                authorize(request, Right.PRODUCE, topic)
 
 
 def check_delays(request: Request, messages: Iterable[Mapping[str, Any]]) -> None:

@@ -27,7 +27,7 @@ from sandq.model.errors import InvalidRequest, LeaseLost, SandqError, UnknownGro
 from sandq.model.offsets import U48_MAX
 from sandq.model.times import duration_ms
 from sandq.server.http import bodies, responses
-from sandq.server.http.caller import authorize
+from sandq.server.http.caller import authorize, authorize_callbacks
 from sandq.server.http.event_streams import EVENTS, GIVE_BACK_S, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, run_waiting, while_connected
 from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, Limit, as_ndjson, page_of, wants_ndjson
@@ -135,7 +135,9 @@ def _outgoing(request: Request, topic: str, messages: Sequence[bodies.OutgoingIn
     """Return the messages that an ack or a nack of messages of `topic` sends. Raise Forbidden, InvalidRequest."""
     for target in {one.topic or topic for one in messages or ()}:
         authorize(request, Right.PRODUCE, target)
-    return None if messages is None else [one.outgoing() for one in messages]
+    found = [one.outgoing() for one in messages or ()]
+    authorize_callbacks(request, [{"headers": one.headers, "push": one.push} for one in found])
+    return found or None
 
 
 @router.post(
@@ -148,8 +150,10 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     """409 LEASE_LOST as for ack. With `if_dead`, these messages are sent if this nack makes the message dead."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
+    changes, if_dead = body.changes(), _outgoing(request, topic, body.if_dead)
+    authorize_callbacks(request, [changes])
     terms: Found = {"delay": body.delay, "delay_ms": body.delay_ms, "error": body.error, "count": body.count}
-    lost = await leases.nack(held, **terms, **body.changes(), if_dead=_outgoing(request, topic, body.if_dead))
+    lost = await leases.nack(held, **terms, **changes, if_dead=if_dead)
     gateway_of(request).streams.settled(topic, held)
     return _settled(leases, held, lost)
 

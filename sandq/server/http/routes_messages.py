@@ -28,7 +28,7 @@ from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError, clear_tracebacks
 from sandq.protocol.requests_messages import DEAD_ELSEWHERE, PREVIEW_BYTES_MAX
 from sandq.server.http import bodies, responses
-from sandq.server.http.caller import check_delays
+from sandq.server.http.caller import authorize_callbacks, check_delays
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, Limit, as_ndjson, page_of, wants_ndjson
 from sandq.server.http.paths import bytes_of, segment_router
@@ -243,6 +243,7 @@ async def update(
     delay = body.delay if body.delay_ms is None else delay_of(body.delay, body.delay_ms)
     where_to: dict[str, Any] = {"deliver_at": body.deliver_at, "delay": delay, "priority": body.priority}
     if changes := body.changes():
+        authorize_callbacks(request, [changes])
         offset = await messages.update(**named, **changes, **where_to)
     elif all([value is None for value in where_to.values()]):
         raise InvalidRequest(
@@ -370,6 +371,7 @@ async def _produce(
     if isinstance(body, bodies.MessageIn):
         given = [body.arguments()]
         check_delays(request, given)
+        authorize_callbacks(request, given)
         (arguments,) = await _for_topic(client, topic, given, now_ms)
         receipt = await client.send(topic, **arguments, partition=partition)
         return _stored(await receipt, receipt)
@@ -381,6 +383,7 @@ async def _produce(
         except InvalidRequest as error:
             raise _at(at, error) from None
     check_delays(request, messages)
+    authorize_callbacks(request, messages)
     messages = await _for_topic(client, topic, messages, now_ms)
     producer = await producer_of(client, topic)
     has_outcomes = any([message["on_conflict"] != "reject" for message in messages])

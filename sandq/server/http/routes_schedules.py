@@ -11,6 +11,7 @@ from sandq.client.schedules import fire_json, schedule_json
 from sandq.protocol.requests_schedules import TIMES_MOST
 from sandq.server.http import bodies_schedules as bodies
 from sandq.server.http import responses_schedules as responses
+from sandq.server.http.caller import authorize_callbacks
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, Limit, as_ndjson, page_of, wants_ndjson
 from sandq.server.http.paths import segment_router
@@ -66,8 +67,11 @@ async def create(request: Request, topic: TopicName, body: bodies.MakeIn) -> Any
     ones are changed to the given values."""
     schedules = gateway_of(request).client.schedules(topic)
     if isinstance(body, bodies.ScheduleIn):
-        return schedule_json(await schedules.create(**body.arguments()))
+        given = body.arguments()
+        authorize_callbacks(request, [given])
+        return schedule_json(await schedules.create(**given))
     wanted = [one.arguments() for one in body.schedules]
+    authorize_callbacks(request, wanted)
     return (await while_connected(request, lambda: schedules.create_many(wanted)))._asdict()
 
 
@@ -103,6 +107,7 @@ async def update(
     """Members that are not given stay; null resets one to its default. A message that is already due stays as it was;
     the next one is replaced."""
     schedules, changes = _of(request, topic), body.arguments()
+    authorize_callbacks(request, [changes])
     return schedule_json(await schedules.update(name, tenant=tenant, **changes))
 
 

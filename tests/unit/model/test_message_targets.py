@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandq.model.errors import InvalidRequest
+from sandq.model.access import Access
+from sandq.model.errors import Forbidden, InvalidRequest
 from sandq.model.message_targets import (
     HEADERS_BYTES,
     HEADERS_MOST,
     PUSH_HEADER,
     TEXT_CHARS,
     PushTarget,
+    TargetRules,
+    callbacks_of,
     check_target,
     parse_target,
     with_target,
@@ -24,6 +27,16 @@ from sandq.model.message_targets import (
 from sandq.model.push_targets import PushRules, TargetRefused
 
 URL = "https://shop.example/hooks?a=1"
+
+
+def rules_of(urls: PushRules, access: Access | None = None) -> TargetRules:
+    """Return rules of a cluster with the topics `done` and `failed`."""
+
+    def check_topic(name: str) -> None:
+        if name not in ("done", "failed"):
+            raise InvalidRequest(f"there is no topic {name!r}")
+
+    return TargetRules(urls, check_topic, access)
 
 
 def test_target_with_a_url_only_has_the_defaults() -> None:
@@ -146,11 +159,42 @@ def test_topic_without_push_targets_takes_no_target() -> None:
 )
 def test_target_that_the_node_does_not_allow_is_refused(url: str) -> None:
     with pytest.raises(TargetRefused):
-        check_target({PUSH_HEADER: PushTarget(url).text()}, PushRules())
+        check_target({PUSH_HEADER: PushTarget(url).text()}, rules_of(PushRules()))
 
 
 def test_target_outside_the_list_is_refused() -> None:
-    rules = PushRules.of(["*.shop.example"], [443], False)
+    rules = rules_of(PushRules.of(["*.shop.example"], [443], False))
     check_target({PUSH_HEADER: PushTarget("https://a.shop.example/").text()}, rules)
     with pytest.raises(TargetRefused, match=r"evil\.example is not among push\.allow"):
         check_target({PUSH_HEADER: PushTarget("https://evil.example/").text()}, rules)
+
+
+def test_target_keeps_its_callbacks() -> None:
+    found = parse_target(PushTarget(URL, callback="done", failure_callback="failed").text())
+    assert (found.callback, found.failure_callback, callbacks_of(found)) == ("done", "failed", {"done", "failed"})
+    assert callbacks_of(parse_target(PushTarget(URL, callback="done", failure_callback="done").text())) == {"done"}
+    assert callbacks_of(parse_target(PushTarget(URL).text())) == set()
+
+
+@pytest.mark.parametrize("name", ["callback", "failure_callback"])
+@pytest.mark.parametrize("topic", ["", "a b", "x" * 300, "sandq.audit", 5, ["done"], True])
+def test_callback_without_a_name_of_a_topic_is_refused(name: str, topic: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"^push: {name}: topic name "):
+        PushTarget.of({"url": URL, name: topic}).text()
+    with pytest.raises(InvalidRequest, match=f"^header sandq-push: {name}: topic name "):
+        parse_target(json.dumps({"url": URL, name: topic}))
+
+
+def test_callbacks_need_their_topics_and_rights() -> None:
+    def header(**callbacks: str) -> dict[str, str]:
+        return {PUSH_HEADER: PushTarget(URL, **callbacks).text()}
+
+    both = header(callback="done", failure_callback="failed")
+    check_target(both, rules_of(PushRules()))
+    check_target(both, rules_of(PushRules(), Access.of("me", ["produce:done", "produce:failed"], {})))
+    with pytest.raises(InvalidRequest, match="there is no topic 'gone'"):
+        check_target(header(callback="gone"), rules_of(PushRules()))
+    some = rules_of(PushRules(), Access.of("me", ["produce:done", "manage:failed"], {}))
+    for topic in ("failed", "gone"):
+        with pytest.raises(Forbidden, match=f"produce on topic '{topic}'"):
+            check_target(header(callback="done", failure_callback=topic), some)

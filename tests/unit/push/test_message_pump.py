@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from base64 import b64decode
 from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -13,6 +15,8 @@ import msgpack
 import pytest
 import trio
 
+from sandq.client import Outgoing
+from sandq.errors import LeaseLost, SandqError, UnknownTopic
 from sandq.model.message_targets import PUSH_HEADER, PushTarget
 from sandq.model.push_targets import Target, TargetRefused
 from sandq.model.times import duration_ms
@@ -46,25 +50,57 @@ class FakeMessage:
         packed: bytes = msgpack.packb(self.headers)
         return packed
 
-    def ack(self) -> None:
-        self._end()
-        self.broker.acked[self.id] = trio.current_time() - self.broker.began_s
+    def ack(self, *, then: Sequence[Outgoing] | None = None) -> FakeSettlement:
+        def done() -> None:
+            self.broker.acked[self.id] = trio.current_time() - self.broker.began_s
 
-    def dead(self, error: str | None) -> None:
-        self._end()
-        self.broker.dead[self.id] = error
+        return self._end(done, then)
 
-    def nack(self, *, delay: str | None, error: str | None, count: bool) -> None:
-        self._end()
+    def dead(self, error: str | None, *, then: Sequence[Outgoing] | None = None) -> FakeSettlement:
+        return self._end(lambda: self.broker.dead.update({self.id: error}), then)
+
+    def nack(
+        self, *, delay: str | None, error: str | None, count: bool, if_dead: Sequence[Outgoing] | None = None
+    ) -> FakeSettlement:
+        if count and self.attempt == self.broker.max_attempts:
+            return self.dead(error, then=if_dead)
+        return self._end(lambda: self._retry(delay, error, count), None, refuse=if_dead or ())
+
+    def _retry(self, delay: str | None, error: str | None, count: bool) -> None:
         self.errors.append(error)
         self.attempt += count
         self.snoozes += not count
         wait_s = 1.0 if delay is None else duration_ms(delay) / 1000
         self.broker.put(self, trio.current_time() + wait_s)
 
-    def _end(self) -> None:
+    def _end(
+        self, done: Callable[[], object], then: Sequence[Outgoing] | None, refuse: Sequence[Outgoing] = ()
+    ) -> FakeSettlement:
+        """Settle the message, unless a topic of what it would send does not exist. It is then held again."""
         assert self.is_held
         self.is_held = False
+        for one in [*(then or ()), *refuse]:
+            if one.topic not in self.broker.callbacks:
+                return FakeSettlement(self, UnknownTopic(f"there is no topic {one.topic!r}"))
+        for one in then or ():
+            self.broker.callbacks[str(one.topic)].append(one.json)
+        done()
+        return FakeSettlement(self, None)
+
+
+@dataclass
+class FakeSettlement:
+    message: FakeMessage
+    error: SandqError | None
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._confirmed().__await__()
+
+    async def _confirmed(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            self.message.is_held = True
+            raise self.error
 
 
 class FakeBroker:
@@ -73,6 +109,10 @@ class FakeBroker:
     def __init__(self) -> None:
         self.acked: dict[str, float] = {}
         self.dead: dict[str, str | None] = {}
+        self.callbacks: dict[str, list[dict[str, Any]]] = {}
+        """Values of callbacks, by topic."""
+        self.max_attempts = 0
+        """0: no limit."""
         self.began_s = 0.0
         self.most_held = 0
         self._numbers = count()
@@ -125,6 +165,7 @@ class FakeHttp:
         self.most_failing = 0
         self.requests: list[tuple[str, Target, dict[str, str]]] = []
         self.by_host: defaultdict[str, int] = defaultdict(int)
+        self.body = b"fine"
 
     async def send(
         self, target: Target, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float, *, method: str
@@ -144,7 +185,8 @@ class FakeHttp:
             raise PushFailed(f"no answer within {timeout_s:g} s")
         if kind == "private":
             raise TargetRefused("no public address")
-        return Answer({"busy": 429, "gone": 410, "broken": 500}.get(kind, 204), "5" if kind == "busy" else None, "")
+        status = {"busy": 429, "gone": 410, "broken": 500}.get(kind, 204)
+        return Answer(status, "5" if kind == "busy" else None, "", self.body)
 
 
 @dataclass
@@ -309,3 +351,115 @@ async def test_message_that_waits_for_a_slot_is_given_back_once_the_push_ends(
         nursery.cancel_scope.cancel()
     assert world.http.by_host["good-0"] == len(world.broker.acked) == 1
     assert [message.snoozes for message in world.broker.left] == [1, 1]
+
+
+# -- callbacks -------------------------------------------------------------------------------------------------------
+
+BOTH = {"callback": "done", "failure_callback": "failed"}
+
+
+def with_callbacks(world: World, *topics: str) -> World:
+    world.broker.callbacks = {topic: [] for topic in topics}
+    return world
+
+
+async def test_callback_reports_the_response(world: World, autojump_clock: trio.testing.MockClock) -> None:
+    with_callbacks(world, "done", "failed")
+    message = world.broker.produce({PUSH_HEADER: PushTarget("https://good-0/hook?token=x", **BOTH).text()})
+    await world.run(1.0)
+    assert world.broker.callbacks == {
+        "done": [
+            {
+                "topic": "t",
+                "partition": 0,
+                "id": message.id,
+                "group": "g",
+                "url": "https://good-0/hook?token=…",
+                "status": 204,
+                "attempts": 1,
+                "response": "fine",
+                "error": None,
+                "delivered_at": "1970-01-01T00:00:00.007Z",
+            }
+        ],
+        "failed": [],
+    }
+    assert list(world.broker.acked) == [message.id] and world.pump.row()["acked"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", ""),
+        ("é".encode() * 3000, "é" * 3000),
+        (("a" + "é" * 2048).encode()[:4096], "a" + "é" * 2047),
+        (b"\xc3", None),
+        (b"\xff" * 4096, None),
+    ],
+)
+async def test_response_is_text_or_base64(
+    world: World, autojump_clock: trio.testing.MockClock, body: bytes, text: str | None
+) -> None:
+    with_callbacks(world, "done")
+    world.http.body = body
+    world.broker.produce(to("good-0", callback="done"))
+    await world.run(1.0)
+    (value,) = world.broker.callbacks["done"]
+    assert value["response"] == text
+    assert ("response_base64" in value) is (text is None)
+    if text is None:
+        assert b64decode(value["response_base64"]) == body
+
+
+@pytest.mark.parametrize(("host", "status"), [("gone-0", 410), ("broken-0", 500), ("hangs-0", None)])
+async def test_failure_callback_comes_with_the_death_only(
+    world: World, autojump_clock: trio.testing.MockClock, host: str, status: int | None
+) -> None:
+    with_callbacks(world, "done", "failed").broker.max_attempts = 3
+    message = world.broker.produce(to(host, **BOTH, timeout="2s"))
+    await world.run(60.0)
+    (value,) = world.broker.callbacks["failed"]
+    attempts = 1 if status == 410 else 3
+    assert (value["status"], value["attempts"], value["id"]) == (status, attempts, message.id)
+    assert value["error"] == world.broker.dead[message.id] and world.broker.callbacks["done"] == []
+    assert value["response"] == (None if status is None else "fine")
+    row = world.pump.row()
+    assert (row["dead"], row["retried"]) == ((1, 0) if status == 410 else (0, 3))
+
+
+async def test_snoozed_message_has_no_callback(world: World, autojump_clock: trio.testing.MockClock) -> None:
+    message = with_callbacks(world, "failed").broker.produce(to("busy-0", failure_callback="failed"))
+    await world.run(3.0)
+    assert message.snoozes and world.broker.callbacks == {"failed": []}
+
+
+@pytest.mark.parametrize("host", ["good-0", "gone-0", "broken-0"])
+async def test_message_is_settled_without_a_callback_whose_topic_was_deleted(
+    world: World, autojump_clock: trio.testing.MockClock, host: str
+) -> None:
+    world.broker.max_attempts = 3
+    message = world.broker.produce(to(host, **BOTH))
+    await world.run(60.0)
+    assert world.http.by_host[host] == (3 if host == "broken-0" else 1)
+    settled = world.broker.acked if host == "good-0" else world.broker.dead
+    assert list(settled) == [message.id]
+    row = world.pump.row()
+    assert "there is no topic" in row["error"] and row["error"].startswith("no callback was sent to topic ")
+    assert row["acked"] + row["dead"] + row["retried"] == world.http.by_host[host]
+
+
+async def test_lost_lease_of_a_message_with_a_callback_is_noted(
+    world: World, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = with_callbacks(world, "done").broker.produce(to("good-0", callback="done"))
+    lost = FakeSettlement(message, LeaseLost("the lease was lost"))
+    calls: list[object] = []
+
+    def ack(*, then: object = None) -> FakeSettlement:
+        calls.append(then)
+        return lost
+
+    monkeypatch.setattr(message, "ack", ack)
+    with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):  # the fake consumer: the handler left it held
+        await world.run(1.0)
+    assert len(calls) == 1 and world.pump.row()["error"] == "the lease was lost"
