@@ -12,8 +12,10 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from sandq.model.batch import Column, encode, headers_pack
 from sandq.model.caller import NODE
 from sandq.model.errors import Conflict
+from sandq.model.message_targets import PUSH_HEADER, PushTarget
 from sandq.model.principals import token_hash, token_text
 from sandq.node import run_node
 from sandq.node.running import Serving
@@ -288,3 +290,41 @@ async def test_token_for_some_groups_cannot_settle_leases_of_others(strict: Serv
     assert (await admin.call(Type.ACK, number, partition, [[theirs, None]]))[2] == [None]
     for one in (mail, admin):
         await trio.aclose_forcefully(one.stream)
+
+
+async def test_callbacks_need_the_right_to_produce_to_their_topics(tmp_path: Path) -> None:
+    hosts = {"PUSH__ALLOW": "127.0.0.0/8", "PUSH__ALLOW_HTTP": "true", "PUSH__PORTS": ""}
+    async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require", **hosts)) as strict:
+        admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
+        await admin.create("t", push_targets=True)
+        for name in ("mine.done", "theirs"):
+            await admin.create(name)
+        raw, _ = await greet(strict, token=await give(strict, "app", "writer:t", "produce:mine.*"))
+
+        def header(topic: str) -> bytes:
+            target = PushTarget("http://127.0.0.1:9/", failure_callback=topic)
+            return headers_pack({PUSH_HEADER: target.text()}, max_bytes=10_000)
+
+        async def results(topic: str) -> list[str]:
+            """Return the answer to each request with such a header: the code of an error, or "done"."""
+            cell = header(topic)
+            batches = [
+                encode({Column.VALUE: [b"x"] * count, Column.HEADERS: [cell] * count}) for count in (1, 20, 200)
+            ]  # the largest is checked in a thread
+            found = [await raw.produce_batch(batch, topic="t") for batch in batches]
+            await raw.subscribe(number=7, group=topic, credit=1)
+            pushed = await raw.push()
+            number, partition, token = pushed[2:5]
+            item = [token, None, None, None, True, {"headers": cell}]
+            then = [["t", None, False, {"value": b"x", "headers": cell}]]
+            found.append(await raw.call(Type.ACK_THEN, number, partition, token, None, then))
+            found.append(await raw.call(Type.NACK, number, partition, [item]))
+            await raw.call(Type.UNSUBSCRIBE, 7)
+            return [one[2] if one[0] == Type.ERROR else "done" for one in found]
+
+        await admin.produce(b"x", topic="t")
+        assert await results("theirs") == ["FORBIDDEN"] * 5
+        assert await results("mine.done") == ["done"] * 5
+        assert (await results("mine.nothing"))[:3] == ["INVALID"] * 3
+        for one in (raw, admin):
+            await trio.aclose_forcefully(one.stream)

@@ -116,7 +116,7 @@ async def test_a_lease_that_is_lost_sends_nothing(api: sandq.Client) -> None:
             await message.ack(then=[sandq.Outgoing(b"no")])
         (again,) = await take(subscription, 1, ack=False)
         await again.ack()
-        with pytest.raises(InvalidRequest, match="acked before"):
+        with pytest.raises(InvalidRequest, match="settled before"):
             again.ack(then=[sandq.Outgoing(b"no")])
         await api.produce("steps", b"last")
         assert [one.value for one in await take(subscription, 1)] == [b"last"]
@@ -209,3 +209,40 @@ async def test_an_outbox_of_an_earlier_version_sends_headers_of_any_form(
 
     rows = await until_answer(stored, lambda rows: len(rows) == len(cells))
     assert {row["value"]: row["headers"] for row in rows} == {b"%d" % at: cell for at, cell in enumerate(cells)}
+
+
+async def test_nack_sends_messages_once_the_message_is_dead(api: sandq.Client) -> None:
+    await topics(api)
+    await api.admin.update_topic("steps", max_attempts=2)
+    for value in (b"a", b"b"):
+        await api.produce("steps", value)
+    leases, note = api.leases("steps", "g"), sandq.Outgoing(b"dead", "next")
+    async with api.subscribe("steps", group="g") as subscription:
+        for message in await take(subscription, 2, ack=False):
+            if message.value == b"a":
+                with pytest.raises(UnknownTopic):
+                    await message.dead("gone", then=[sandq.Outgoing(b"x", "nowhere")])
+                assert message.is_held
+                await message.dead("gone", then=[note, sandq.Outgoing(b"own", delay="1h")])
+            else:
+                await message.nack(error="busy", if_dead=[sandq.Outgoing(b"last", "next")])
+    letters = [letter async for letter in api.dead("steps", "g").list()]
+    assert [(letter.reason, letter.error) for letter in letters] == [("rejected", "gone")]
+    assert len(await _pending(api, "steps")) == 1 and await values_of(api, "next", 1) == ["dead"]
+    (again,) = await leases.take(5, wait="5s")
+    assert (again.value, again.attempt) == (b"b", 2)
+    assert await leases.nack([again], error="busy", if_dead=[sandq.Outgoing(b"last", "next")]) == []
+    assert await values_of(api, "next", 1) == ["last"]
+    assert (await api.dead("steps", "g").counts()) == {"rejected": 1, "nacked": 1}
+
+
+async def test_repeated_rejection_sends_nothing_again(api: sandq.Client) -> None:
+    await topics(api)
+    await api.produce("steps", b"m")
+    leases = api.leases("steps", "g")
+    (message,) = await leases.take(1, wait="5s")
+    for _ in range(3):
+        assert await leases.dead([message], then=[sandq.Outgoing(b"once", "next")]) == []
+    assert await leases.ack([message]) == [message.held]
+    await api.produce("next", b"zzz")
+    assert await values_of(api, "next", 2) == ["once", "zzz"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -203,6 +204,43 @@ async def test_topics_named_in_bodies_are_checked(strict: Serving, web: httpx.As
     assert (await web.post(address, json=ack, headers=team)).status_code == 403
     assert (await web.post(address, json={**held, "then": [{"text": "y"}]}, headers=team)).status_code == 200
     assert await until_answer(lambda: _messages(web, "shop.orders", admin)) == []
+
+
+async def test_topics_of_callbacks_are_checked(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    team = bearer(await give(strict, "team", "writer:mine.*", "manage:mine.*"))
+    for name, settings in (("mine.calls", {"push_targets": True}), ("mine.done", {}), ("theirs", {})):
+        assert (await web.post("/topics", json={"name": name, "settings": settings}, headers=admin)).status_code == 201
+    for number, (topic, is_allowed) in enumerate((("theirs", False), ("mine.done", True))):
+        push = {"url": "https://shop.example/", "callback": topic}
+        header = {"sandq-push": json.dumps({"url": "https://shop.example/", "failure_callback": topic})}
+        stored = (await web.post("/topics/mine.calls", json={"text": "x", "delay": "1h"}, headers=team)).json()
+        await web.post("/topics/mine.calls", json={"messages": [{"text": "x"}] * 3}, headers=team)
+        lease = f"/topics/mine.calls/groups/g{number}/"
+        leased = (await web.post(f"{lease}lease", json={"wait": "5s", "max": 3}, headers=team)).json()["messages"]
+        held = [{name: one[name] for name in ("lease_token", "offset")} for one in leased]
+        then = [{"text": "x", "push": push}]
+        daily = {"cron": "0 9 * * *", "text": "x", "headers": header}
+        for method, path, body in (
+            ("POST", "/topics/mine.calls", {"text": "x", "push": push}),
+            ("POST", "/topics/mine.calls", {"text": "x", "headers": header}),
+            ("POST", "/topics/mine.calls", {"messages": [{"text": "x"}, {"text": "x", "push": push}]}),
+            ("PATCH", f"/topics/mine.calls/messages/{stored['id']}", {"headers": header}),
+            ("POST", "/topics/mine.calls/schedules", {"name": "daily", **daily}),
+            ("POST", "/topics/mine.calls/schedules", {"schedules": [{"name": "other", **daily}]}),
+            ("POST", f"{lease}nack", {**held[0], "headers": header}),
+            ("POST", f"{lease}ack", {**held[1], "then": then}),
+            ("POST", f"{lease}dead", {**held[2], "then": then}),
+        ):
+            answer = await web.request(method, path, json=body, headers=team)
+            assert (answer.status_code == 403) is not is_allowed, (method, path, body, answer.text)
+            assert answer.status_code < 400 or answer.json()["topic"] == "theirs", answer.text
+    answer = await web.post(f"{lease}dead", json={**held[0], "then": [{"text": "x", "topic": "theirs"}]}, headers=team)
+    assert answer.status_code == 403
+    answer = await web.post(
+        f"{lease}nack", json={**held[0], "if_dead": [{"text": "x", "topic": "theirs"}]}, headers=team
+    )
+    assert answer.status_code == 403
 
 
 async def _messages(web: httpx.AsyncClient, topic: str, headers: dict[str, str]) -> Any:

@@ -247,7 +247,13 @@ def test_message_with_a_url_is_produced_again_with_it(ctl: Any, server: FakeServ
         "https://other.example/",
         "https://shop.example/",
     ]
-    wrong = ctl("produce", "t", "x", "--push-method", "PUT")
-    assert wrong.exit_code == 2 and "--push-method is for --push-url" in wrong.stderr
+    topics = ("--push-callback", "done", "--push-failure-callback", "failed")
+    assert ctl("produce", "t", "x", "--push-url", "https://shop.example/", *topics).exit_code == 0
+    cell = Batch.parse(server.produced[-1].batch).bytes_column(Column.HEADERS)[0]
+    found = json.loads(headers_unpack(cell)["sandq-push"])
+    assert (found["callback"], found["failure_callback"]) == ("done", "failed")
+    for option in ("--push-method", "--push-failure-callback"):
+        wrong = ctl("produce", "t", "x", option, "PUT")
+        assert wrong.exit_code == 2 and f"{option} is for --push-url" in wrong.stderr
     wrong = ctl("produce", "t", "x", "--push-url", "ftp://shop.example/")
     assert wrong.exit_code != 0 and "begins with https://" in wrong.stderr

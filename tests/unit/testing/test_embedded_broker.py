@@ -196,7 +196,7 @@ def test_dead_letters_and_sent_messages_are_complete_when_queried(b: Broker, cli
         if message.value == b"begin":
             then = [sandq.Outgoing(b"end", delay="1h"), sandq.Outgoing(b"note", "failed", headers={"a": 1})]
             message.ack(then=then).wait()
-            with pytest.raises(InvalidRequest, match="acked before"):
+            with pytest.raises(InvalidRequest, match="settled before"):
                 message.ack(then=then)
 
     with working(b, "t", handle):
