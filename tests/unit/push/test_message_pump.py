@@ -76,7 +76,7 @@ class FakeMessage:
     def _end(
         self, done: Callable[[], object], then: Sequence[Outgoing] | None, refuse: Sequence[Outgoing] = ()
     ) -> FakeSettlement:
-        """Settle the message, unless a topic of what it would send does not exist. It is then held again."""
+        """Settle the message. If the topic of a message to send does not exist, the message is held again."""
         assert self.is_held
         self.is_held = False
         for one in [*(then or ()), *refuse]:
