@@ -340,15 +340,13 @@ class AckThen(Request, type=Type.ACK_THEN):
     token: int
     what: list[Any] | None
     messages: Annotated[list[list[Any]], each(_check_then, FIXED.then_messages)]
-    end: int | None = None
+    end: Annotated[int, Bounds(RETRY, SNOOZE)] | None = None
     delay_ms: U48 | None = None
     error: str | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
         request = cls.checked(frame)
-        if request.end is not None and request.end not in ENDS:
-            raise cls.wrong("end", f"nil, {RETRY} (retry), {DEAD} (dead) or {SNOOZE} (snooze) is expected")
         if request.delay_ms is not None and request.end in (None, DEAD):
             raise cls.wrong("delay_ms", "only messages that are retried have a delay")
         if request.error is not None and (request.end is None or len(request.error) > FIXED.error_chars):
