@@ -76,7 +76,7 @@ class Broker:
     def is_large(self, asked: Produce) -> bool:
         return is_much(asked.batch)
 
-    async def check_large(self, asked: Produce) -> None:
+    async def check_large(self, asked: Produce, caller: Caller) -> None:
         await trio.lowlevel.checkpoint()
         self.large += 1
 
