@@ -22,6 +22,10 @@ from tests.support.simulation.whole_node import Life
 OTHER: Final = "u"
 
 
+BESIDE: Final = b" with a dead letter"
+"""Suffix of the payload of a message that is sent with a dead letter, whose payload is the rest."""
+
+
 class OutboxWorld(MembershipWorld):
     topics: ClassVar[Mapping[str, str]] = {OTHER: PRIORITY, TOPIC: TIMER}
 
@@ -37,6 +41,7 @@ class OutboxWorld(MembershipWorld):
     def _pushed(self, life: Life, broker: Broker, topic: str, delivery: Delivery) -> None:
         if topic == OTHER:
             for offset, payload in self._messages(delivery):
+                self.sent.setdefault(payload, self.sent[payload.removesuffix(BESIDE)])
                 self.offsets[payload].add(offset)
                 if len(self.offsets[payload]) > 1:
                     self.violations.append(f"{payload!r} was stored {len(self.offsets[payload])} times")
@@ -56,9 +61,11 @@ class OutboxWorld(MembershipWorld):
             what = [[offset, 1]]
             command: c.Command = c.Nack([(delivery.token, what, None, "boom", True, None, DEAD)])
             if self.rng.random() < 0.5:
-                fields = {Column.VALUE.value: payload}
+                end = self.rng.choice(
+                    (None, DEAD)
+                )  # a dead message arrives as well as the message that is sent with it
+                fields = {Column.VALUE.value: payload if end is None else payload + BESIDE}
                 partition = route(fields, PRIORITY, other.initial_partitions, delivery.partition)
-                end = self.rng.choice((None, DEAD))
                 command = c.AckThen(delivery.token, what, [(other.number, partition, None, False, fields)], end)
             self.counts[type(command).__name__] += 1
             try:
