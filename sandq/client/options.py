@@ -43,6 +43,9 @@ class Options:
     refused_pause_s: float = 5.0
     # How long a produce or a queued ack is retried; then it fails with the last error.
     delivery_timeout_s: float = 120.0
+    # How long an ack or nack that sends messages is retried while the broker refuses it and has done nothing; then its
+    # message is held again. None: as `delivery_timeout_s`.
+    then_timeout_s: float | None = None
 
     # If a node with outstanding requests is silent for `standstill_s`, ask other nodes for the new leader, and send the
     # requests to it. Repeat this check every `leader_check_s`.

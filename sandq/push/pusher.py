@@ -40,8 +40,8 @@ COMPARE_S: Final = 30.0
 SETTLE_S: Final = 5.0
 """When the node stops: time for acks after the grace time of requests, in seconds."""
 
-SETTLE_AGAIN_S: Final = 10.0
-"""If a broker refuses to settle a message with a callback for this long, the message is settled without it."""
+CALLBACK_S: Final = 10.0
+"""If the broker refuses to settle a message with its callback for this long, in seconds, it is settled without it."""
 
 FILES_PART: Final = 16
 """The node sends at most one push request at a time per this many files that the process may open.
@@ -78,7 +78,7 @@ class Pusher:
         machine. `grace_s`: time in seconds that the node has to stop; it also limits the requests.
         """
         self._options = Options(
-            starts_alone=True, tls=nodes_tls, gateway_secret=gateway_secret, delivery_timeout_s=SETTLE_AGAIN_S
+            starts_alone=True, tls=nodes_tls, gateway_secret=gateway_secret, then_timeout_s=CALLBACK_S
         )
         self._broker = broker
         self._node = node

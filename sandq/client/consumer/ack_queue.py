@@ -250,7 +250,8 @@ class AckQueue(RequestQueue):
         late = now - since > self._sender.options.delivery_timeout_s and now > lease.expires_at
         is_refused = isinstance(error, _REFUSALS) and not error.retriable and not sent[0].may_be_done
         if sent[0].then is not None and not sent[0].may_be_done and isinstance(error, _NOTHING_DONE):
-            is_refused = now - since > self._sender.options.delivery_timeout_s
+            options = self._sender.options
+            is_refused = now - since > (options.then_timeout_s or options.delivery_timeout_s)
         if is_refused and sent[0].then is not None and not held.is_closed:
             ((chunk, spans),) = sent[0].parts
             self._refuse(chunk, spans, error)

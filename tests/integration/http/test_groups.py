@@ -385,6 +385,37 @@ async def test_seek(web: Web) -> None:
     assert len(await lease(web, 3)) == 3
 
 
+async def test_dead_messages_send_others(web: Web) -> None:
+    await topic(web, *"abcd", max_attempts=2, backoff={"kind": "none"})
+    await web.post("/topics", {"name": "notes"}, 201)
+    group, note = "/topics/t/groups/g", {"topic": "notes", "text": "dead"}
+    a, b, c, d = await lease(web, 4)
+    for _ in range(2):
+        await web.post(f"{group}/dead", {**held(a), "error": "gone", "then": [note]}, 200)
+    await web.post(f"{group}/nack", {**held(b), "error": "busy", "delay": "1h", "if_dead": [note]}, 200)
+    await web.post(f"{group}/nack", held(b), 409)
+    for wrong in ({"messages": [held(c), held(d)]}, {"lease_token": c["lease_token"]}):
+        refused = await web.post(f"{group}/dead", {**wrong, "then": [note]}, 400)
+        assert "takes one message, with its offset" in refused["detail"]
+    changed = await web.post(f"{group}/nack", {**held(c), "headers": {"a": 1}, "if_dead": [note]}, 400)
+    assert "cannot change" in changed["detail"]
+    keyed = await web.post(f"{group}/dead", {**held(c), "then": [{**note, "unique_key": "x"}]}, 400)
+    assert "no unique key" in keyed["detail"]
+    await web.post(f"{group}/nack", {**held(c), "if_dead": [note]}, 200)
+    (again,) = await lease(web, 1, wait="5s")
+    assert (again["text"], again["attempt"]) == ("c", 2)
+    await web.post(f"{group}/nack", {**held(again), "if_dead": [{**note, "text": "last"}]}, 200)
+    assert {one["text"]: one["reason"] for one in (await web.get(f"{group}/dead"))["messages"]} == {
+        "a": "rejected",
+        "c": "nacked",
+    }
+    notes: list[str] = []
+    while len(notes) < 2:
+        leased = await web.post("/topics/notes/groups/g/lease", {"max": 5, "wait": "5s", "ack": True})
+        notes += [one["text"] for one in leased["messages"]]
+    assert notes == ["dead", "last"]
+
+
 async def test_dead_letters(web: Web) -> None:
     await topic(web, *"abcdef", max_attempts=1)
     for message in await lease(web, 6):

@@ -289,7 +289,8 @@ def test_lost_message_of_a_nack_that_sends(with_client: Any) -> None:
     with_client(body)
 
 
-def test_overloaded_broker_refuses_in_the_end(with_client: Any) -> None:
+@pytest.mark.parametrize("option", ["delivery_timeout_s", "then_timeout_s"])
+def test_overloaded_broker_refuses_in_the_end(with_client: Any, option: str) -> None:
     """Once the client repeated the request as long as the lease was extended."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -303,7 +304,7 @@ def test_overloaded_broker_refuses_in_the_end(with_client: Any) -> None:
             await message.ack()
             assert message.is_settled
 
-    with_client(body, delivery_timeout_s=0.3)
+    with_client(body, **{option: 0.3})
 
 
 def test_leases_nack_one_message_with_messages(with_client: Any) -> None:
