@@ -3,9 +3,9 @@
     {"url": "https://shop.example/hooks", "method": "PUT", "headers": {"authorization": "Bearer x"}, "timeout": "5s"}
 
 Only `url` is required. `callback` and `failure_callback` name topics to which the sender reports the result. A topic
-accepts the header if its setting `push_targets` is true. The broker checks the header
-when it accepts a message, and the sender checks it again before it connects: a restored backup may contain anything.
-PERSISTED in the headers of messages.
+accepts the header if its setting `push_targets` is true. The broker checks the header when it accepts a message, and
+the sender checks it again before it connects: a restored backup may contain anything. PERSISTED in the headers of
+messages.
 """
 
 from __future__ import annotations
