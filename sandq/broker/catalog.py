@@ -32,7 +32,7 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.group_limits import next_epoch
-from sandq.model.message_targets import TargetRules
+from sandq.model.message_targets import PUSH_TARGETS, TargetRules
 from sandq.model.names import COMPACTED
 from sandq.model.push_targets import PushRules
 from sandq.model.topic_limits import TopicLimits, limits_of
@@ -121,7 +121,10 @@ class Catalog:
 
     def limits_of(self, topic: Topic, access: Access | None) -> TopicLimits | None:
         """Return the limits of a topic; None if it has none. `access`: rights of the caller; None: all."""
-        return limits_of(topic.name, topic.settings, TargetRules(self._push_rules, self.check_callback, access))
+        targets = None
+        if topic.settings.get(PUSH_TARGETS):
+            targets = TargetRules(self._push_rules, self.check_callback, access)
+        return limits_of(topic.name, topic.settings, targets)
 
     def check_callback(self, name: str) -> None:
         """Raise InvalidRequest unless callbacks of pushed messages may be sent to a topic. Raise Unsure if other nodes

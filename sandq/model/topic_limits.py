@@ -42,11 +42,10 @@ class TopicLimits(NamedTuple):
     """URLs that messages of the topic may have; None: they have none."""
 
 
-def limits_of(topic: str, settings: Mapping[str, Any], targets: TargetRules) -> TopicLimits | None:
-    """Return the limits in the record of a topic's settings; None if it has none. `targets`: applies if messages of the
-    topic may have URLs."""
+def limits_of(topic: str, settings: Mapping[str, Any], targets: TargetRules | None) -> TopicLimits | None:
+    """Return the limits in the record of a topic's settings; None if it has none. `targets`: URLs that its messages may
+    have; None: they have none."""
     if settings.keys().isdisjoint(_OWN):
         return None
-    rules = targets if settings.get(PUSH_TARGETS) else None
     message_bytes, delay_ms, lease_ms = [settings.get(name) for name in LIMITS]
-    return TopicLimits(topic, message_bytes, delay_ms, lease_ms, rules)
+    return TopicLimits(topic, message_bytes, delay_ms, lease_ms, targets)
