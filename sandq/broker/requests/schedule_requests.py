@@ -301,6 +301,8 @@ def _checked(
         try:
             checked = settings.check(given, now_ms)
             fields = _message(name, batch, now_ms, limits, target, own)
+        except Unavailable:
+            raise  # perhaps `Unsure`, which the connection settles before it replies
         except SandqError as error:
             raise type(error)(f"schedule {of_schedule(name)[0]!r}: {error.message}", **error.details) from None
         wanted.append((name, version, checked, fields, paused))
