@@ -150,10 +150,15 @@ def _renamed(topics: Sequence[TopicPart], names: Mapping[str, str], prefix: str)
     unknown = sorted(names.keys() - {topic.name for topic in topics})
     if unknown:
         raise UnknownTopic(f"{unknown[0]!r} is not one of the topics to restore", topic=unknown[0])
-    renamed = {topic.name: check_new_topic(names.get(topic.name, prefix + topic.name)) for topic in topics}
+    renamed = {topic.name: _new_name(topic.name, names.get(topic.name, prefix + topic.name)) for topic in topics}
     if len(set(renamed.values())) < len(renamed):
         raise InvalidRequest("two topics would have the same name")
     return renamed
+
+
+def _new_name(name: str, wanted: str) -> str:
+    """Return the checked name under which a topic is restored. A topic of sandq itself keeps its name."""
+    return check_new_topic(wanted, may_be_internal=wanted == name)
 
 
 class _Run:

@@ -63,7 +63,7 @@ from sandq.model.errors import (
 )
 from sandq.model.limits import Limits
 from sandq.model.message_targets import PUSH_TARGETS
-from sandq.model.names import RANKED, check_name
+from sandq.model.names import RANKED, check_name, check_not_internal
 from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
 from sandq.model.pauses import KEY, consumer_pause_end_ms
 from sandq.model.sequence import number_of
@@ -270,6 +270,7 @@ class Broker:
     def _checks(self, request: Produce, caller: Caller) -> Callable[[], Checked]:
         """Return a function that validates a batch. The function may run on any thread."""
         topic = self.catalog.topics[request.topic]
+        check_not_internal(request.topic, "no messages can be sent to it")
         where, own = topic.targets[request.partition], self.catalog.limits_of(topic.record, caller.access)
         return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
@@ -516,6 +517,7 @@ class Broker:
     def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
         """Return the duration of a lease in ms: the requested duration, or the topic's default. Raise
         InvalidRequest."""
+        check_not_internal(topic.record.name, "it has no messages")
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
         _check_lease(lease_ms, self.catalog.limits_of(topic.record, None))
         return lease_ms

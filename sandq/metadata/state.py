@@ -296,7 +296,7 @@ class MetadataState:
         return topic
 
     def _create(self, command: c.CreateTopic, now_ms: int, put: Put) -> Topic:
-        check_new_topic(command.name)
+        check_new_topic(command.name, may_be_internal=True)
         if command.name in self.topics:
             raise TopicExists(f"there is a topic {command.name!r} already", topic=command.name)
         self._check_registered(command.name, command.placement)

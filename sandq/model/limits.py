@@ -83,6 +83,8 @@ class FixedLimits:
     error_chars: int = 1024
     groups_per_topic: int = 1000
     limited_groups: int = 100
+    named_limits: int = 1_000
+    limit_members: int = 4_096
     pushed_groups: int = 1000
     entry_grants: int = 65_536
     # Bytes of stored messages that one entry copies; the following entries copy the rest.

@@ -12,6 +12,10 @@ RULE = f"1 to {MAX_NAME_CHARS} of A-Z a-z 0-9 . _ - and the first one a letter o
 
 RESERVED = "sandq."
 """Prefix of the names of topics that only sandq itself creates."""
+LIMITS_TOPIC = RESERVED + "limits"
+"""Topic whose record of settings has the named limits. Its partition divides them (ADR 57)."""
+INTERNAL = frozenset({LIMITS_TOPIC})
+"""Names of all topics that sandq creates."""
 
 TIMER, COMPACTED = "timer", "compacted"
 PRIORITY, FAIR = "priority", "fair"
@@ -67,10 +71,11 @@ def check_name(what: str, name: object) -> str:
     raise InvalidName(f"{what} name {shown} is not allowed; the rule: {RULE}", what=what, name=start)
 
 
-def check_new_topic(name: object) -> str:
-    """Return `name` if a user may create a topic of this name. Otherwise raise InvalidName."""
+def check_new_topic(name: object, *, may_be_internal: bool = False) -> str:
+    """Return `name` if a user may create a topic of this name. Otherwise raise InvalidName. `may_be_internal`: whether
+    the names of topics that sandq creates are accepted, too."""
     checked = check_name("topic", name)
-    if checked.startswith(RESERVED):
+    if checked.startswith(RESERVED) and not (may_be_internal and checked in INTERNAL):
         raise InvalidName(
             f"topic name {checked[:_SHOWN_CHARS]!r} is not allowed: names that begin with {RESERVED!r} are reserved; "
             "choose another name",
@@ -78,6 +83,12 @@ def check_new_topic(name: object) -> str:
             name=checked[:_SHOWN_CHARS],
         )
     return checked
+
+
+def check_not_internal(name: str, what: str) -> None:
+    """Raise InvalidRequest if sandq itself has created the topic. `what`: the refused action."""
+    if name in INTERNAL:
+        raise InvalidRequest(f"topic {name!r} belongs to sandq: {what}", topic=name)
 
 
 def check_tenant(text: object) -> str:

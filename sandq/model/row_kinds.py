@@ -106,8 +106,8 @@ def _is_pause_key(key: bytes, partition: int) -> bool:
 
 
 def _is_share_key(key: bytes, partition: int) -> bool:
-    """Return whether a key is the name of a group, a zero byte, and a partition."""
-    return len(key) > 3 and key[-3] == 0 and _named(is_name)(key[:-3], partition)
+    """Return whether a key is the name of a group or limit, a zero byte, and the number of a partition or member."""
+    return len(key) > 9 and key[-9] == 0 and _named(is_name)(key[:-9], partition)
 
 
 def _is_forget_key(key: bytes, partition: int) -> bool:
@@ -372,7 +372,8 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     b"q": _Kind(lambda key, partition: len(key) == 8, _is_producer),
     b"r": _Kind(_length(16), list_of(_ANSWERED, FIXED.answer_ids)),
     b"B": _Kind(_length(6), array(U64, COUNT, COUNT, text(), text())),
-    b"L": _Kind(_named(is_name), array(*[COUNT] * 8)),
+    b"L": _Kind(_named(is_name), array(*[COUNT] * 8, optional(array(*[optional(COUNT)] * 3, optional(text()))))),
+    b"M": _Kind(_is_share_key, array(COUNT, COUNT, is_name)),
     b"t": _Kind(is_offset_of, array(one_of("cancelled", "moved"), TIME, optional(TIME))),
     b"u": _Kind(lambda key, partition: 1 <= len(key) <= FIXED.unique_key_bytes, _is_name_row),
     b"V": _Kind(is_offset_of, array(are_whole_fields)),

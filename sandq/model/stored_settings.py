@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sandq.model.dead_letter_settings import ON_EXPIRY
 from sandq.model.errors import InvalidName, InvalidRequest, InvalidSetting
-from sandq.model.group_limits import GROUP_LIMITS, MOST, is_unit
+from sandq.model.group_limits import GROUP_LIMITS, MOST, USES_FIELDS, is_unit
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY
 from sandq.model.limits import FIXED
 from sandq.model.names import AUTO_CREATED, COMPACTED, check_name
@@ -171,21 +171,26 @@ def _check_group_limits(limits: Any, kind: str) -> None:
         raise _refused(GROUP_LIMITS, f"[next epoch, {{group: row}}] is expected, not {_shown(limits)}")
     next_epoch, groups = limits
     _check_int(GROUP_LIMITS, next_epoch, 1, EPOCH_MAX)
-    if len(groups) > FIXED.limited_groups:
-        raise _refused(GROUP_LIMITS, f"{len(groups)} groups; {FIXED.limited_groups} is the limit")
+    are_named = any(type(row) is list and row[1:2] == [0] for row in groups.values())
+    most = FIXED.named_limits if are_named else FIXED.limited_groups
+    if len(groups) > most:
+        raise _refused(GROUP_LIMITS, f"{len(groups)} groups; {most} is the limit")
     for group, row in groups.items():
         path = f"{GROUP_LIMITS}.{group!s:.80}"
         try:
             check_name("group", group)
         except (InvalidName, InvalidRequest) as error:
             raise _refused(path, error.message) from None
+        if type(row) is list and len(row) == USES_FIELDS:
+            _check_use(path, row, next_epoch)
+            continue
         if type(row) is not list or len(row) != 6:
             raise _refused(
                 path, f"[epoch, partitions, max_in_flight, interval_us, burst, unit] is expected, not {_shown(row)}"
             )
         epoch, partitions, in_flight, interval_us, burst, unit = row
         _check_int(path, epoch, 1, next_epoch - 1)
-        _check_int(path, partitions, 1, PARTITIONS_MAX)
+        _check_int(path, partitions, 0, PARTITIONS_MAX)
         if in_flight is not None:
             _check_int(path, in_flight, 1, MOST)
         if (interval_us is None) != (burst is None):
@@ -197,6 +202,17 @@ def _check_group_limits(limits: Any, kind: str) -> None:
             raise _refused(path, f"a unit goes with a rate, and {_shown(unit)} is not a valid name, or has no rate")
         if in_flight is None and interval_us is None:
             raise _refused(path, "a group with limits has at least one")
+
+
+def _check_use(path: str, row: list[Any], next_epoch: int) -> None:
+    """Raise InvalidSetting unless a row says which named limit a group uses."""
+    epoch, partitions, name = row
+    _check_int(path, epoch, 1, next_epoch - 1)
+    _check_int(path, partitions, 1, PARTITIONS_MAX)
+    try:
+        check_name("limit", name)
+    except (InvalidName, InvalidRequest) as error:
+        raise _refused(path, error.message) from None
 
 
 def _check_int(path: str, value: Any, least: int, greatest: int) -> None:

@@ -567,7 +567,8 @@ class PlanSchedules(Command):
 
 @dataclass(frozen=True, slots=True)
 class ShareLimit(Command):
-    """Change the shares of a group's limits, in the ledger of partition 0. `epoch`: epoch of the limits."""
+    """Change the shares of a group's limits, in the ledger of partition 0, or of a named limit in its home. `epoch`:
+    epoch of the limits."""
 
     type: ClassVar[int] = CommandType.SHARE_LIMIT
     group: str
@@ -576,6 +577,11 @@ class ShareLimit(Command):
     """Reports of partitions: (partition, version, messages in flight, returned_us) each."""
     targets: Sequence[Sequence[int]]
     """New target shares of partitions: (partition, maximum number of messages in flight, units of the rate) each."""
+    joined: Sequence[Sequence[Any]] = ()
+    """New members of a named limit: (Raft group, epoch in the settings of the topic, group, messages in flight) each.
+    Messages in flight are nil if the member may hold a share of an earlier definition."""
+    gone: Sequence[int] = ()
+    """Numbers of members of a named limit that no longer use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,7 +590,9 @@ class AllowLimit(Command):
 
     type: ClassVar[int] = CommandType.ALLOW_LIMIT
     items: Sequence[Sequence[Any]]
-    """(group, epoch, version, messages in flight, units of the rate, given_us) each."""
+    """(group, epoch in the settings of the topic, epoch of the limits, version, messages in flight, units of the rate,
+    given_us, definition of a named limit) each. Both epochs are equal, and the definition is nil, if the limits are the
+    group's own."""
 
 
 @dataclass(frozen=True, slots=True)

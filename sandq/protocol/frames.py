@@ -136,6 +136,7 @@ class Type(IntEnum):
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66
+    LIMIT_LIST = 72
     SCHEDULE_PUT = 80
     SCHEDULE_CHANGE = 81
     SCHEDULE_GET = 82

@@ -41,13 +41,15 @@ class PeerFrame(IntEnum):
     """[group, number, index, digest | nil]: digest of the rows that the sender has stored of a group as of the entry at
     this index. The entry requests the digest by this number. nil: the sender is overloaded. To the group's leader."""
     LIMITS_ASKED = 20
-    """[group, [[group of consumers, epoch, version, messages in flight, units, given_us], ...]]: requests the state of
-    a partition, and grants it these parts of the limits, if they are newer than those it has. To the leader of a
-    partition's group."""
+    """[group, [[group of consumers, epoch in the settings of the topic, epoch of the limits, version, messages in
+    flight, units, given_us, `[max_in_flight, interval_us, burst, unit]` of a named limit | nil, its name | ""], ...]]:
+    requests the state of a partition, and grants it these parts of the limits, if they are newer than those it has. To
+    the leader of a partition's group."""
     LIMITS_TOLD = 21
-    """[group, partition, [[group of consumers, epoch, version, leased, messages in flight that it may have,
-    returned_us, used, how many messages wait for those in flight, whether some wait for the rate], ...]]: the state of
-    the partition. To the leader of the group of partition 0."""
+    """[group, group of the sender's partition, [[group of consumers, name of its named limit | "", epoch in the
+    settings of the topic, epoch of the limits (-1: it has left the named limit), version, leased, messages in flight that it may
+    have, returned_us, used, how many messages wait for those in flight, units for which the next one waits], ...]]: the
+    state of the partition. To the leader of the group of partition 0, or of the partition of `sandq.limits`."""
     OUTBOX_BATCH = 30
     """[a number, group, producer id, epoch, batch]: messages that a partition led by the sender sends to this group's
     partition. To the group's leader."""

@@ -175,11 +175,20 @@ class GroupPause(Request, type=Type.GROUP_PAUSE):
 
 
 class GroupLimit(Request, type=Type.GROUP_LIMIT):
-    """Replace the limits of a group across all partitions: `max_in_flight`, `rate`, `burst`; {}: none."""
+    """Replace the limits of a group across all partitions: `max_in_flight`, `rate`, `burst`, `unit`, or `limit`; {}:
+    none. In the topic `sandq.limits`, `group` is the name of a limit."""
 
     topic: str
     group: str
     limits: Mapping[str, Any]
+
+
+class LimitList(Request, type=Type.LIMIT_LIST):
+    """Return the state of the named limits, from the node that leads their topic: one row per limit, or that of `name`
+    with its members."""
+
+    topic: str
+    name: str | None = None
 
 
 class GroupPush(Request, type=Type.GROUP_PUSH):

@@ -200,7 +200,7 @@ class World:
         elif kind == "asked":
             part = self.parts[to]
             if news := newer(part.machine.status(part.view), [what]):
-                part.apply(self.at, c.AllowLimit(news))
+                part.apply(self.at, c.AllowLimit([one[:-1] for one in news]))
             self.send_report(part)
         else:
             self.home.heard(what[0], what[1], self.at)

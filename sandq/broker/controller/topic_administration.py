@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import structlog
@@ -22,12 +23,23 @@ from sandq.model.errors import (
     Conflict,
     InvalidRequest,
     InvalidSetting,
+    NotFound,
     TopicExists,
     UnknownTopic,
 )
-from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
+from sandq.model.group_limits import GROUP_LIMITS, limits_of, parse_limit, with_limit
 from sandq.model.message_targets import PUSH_TARGETS
-from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, RESTORING, check_name, check_new_topic
+from sandq.model.names import (
+    AUTO_CREATED,
+    COMPACTED,
+    FAIR,
+    LIMITS_TOPIC,
+    RESTORING,
+    TIMER,
+    check_name,
+    check_new_topic,
+    check_not_internal,
+)
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
 from sandq.model.push import PAUSE_TENANT, changed_push, shown
 from sandq.model.push_targets import PushRules, Target, TargetRefused
@@ -179,6 +191,8 @@ class TopicAdministration:
 
         Raise UnknownTopic, InvalidSetting, InvalidRequest."""
         name, partitions, replicas = request.name, request.partitions, request.replicas
+        if partitions is not None or request.settings:
+            check_not_internal(name, "only its number of replicas can be changed")
         self._changes.check_ready()
         if partitions is not None:
             self.placement.check_partitions(partitions)
@@ -217,16 +231,23 @@ class TopicAdministration:
         return await self._changes.run(update)
 
     async def limit_group(self, request: GroupLimit, caller: Caller) -> None:
-        """Set or remove the limits of a group over all partitions. This also works before the group exists.
+        """Set or remove the limits of a group over all partitions. This also works before the group exists. In the
+        topic `sandq.limits`, a group is a named limit.
 
-        Raise UnknownTopic, InvalidSetting, InvalidRequest."""
+        Raise UnknownTopic, InvalidSetting, InvalidRequest; NotFound if there is no such named limit; Conflict if a
+        group uses a named limit that is to be removed."""
         name, group = request.topic, check_name("group", request.group)
         limit = parse_limit(request.limits)
         self._changes.check_ready()
+        if name == LIMITS_TOPIC:
+            await self._changes.run(partial(self._set_named_limit, group, limit))
+            return
 
         async def change() -> None:
             """Commit the topic's settings with the new limits, if they differ."""
             old = self._catalog.topic(name).record
+            if limit is not None and limit["limit"] is not None:
+                self._check_named_limit(limit["limit"])
             if old.kind == COMPACTED:
                 raise InvalidRequest(f"topic {name!r} is compacted: its groups have no limits", topic=name)
             partitions = len(old.partitions)
@@ -238,6 +259,47 @@ class TopicAdministration:
             log.info("group limited", topic=name, group=group, limits=limit)
 
         await self._changes.run(change)
+
+    def _check_named_limit(self, name: str) -> None:
+        """Raise NotFound if there is no named limit of this name."""
+        topic = self._changes.view.topics.get(LIMITS_TOPIC)
+        if topic is None or name not in limits_of(topic.settings):
+            raise NotFound(f"there is no limit {name!r}; set it first (sandctl limit set {name})", limit=name)
+
+    async def _set_named_limit(self, name: str, limit: dict[str, Any] | None) -> None:
+        """Commit the definition of a named limit. None deletes the limit. Create the topic of named limits with the
+        first one. Call this within `MetadataChanges.run`.
+
+        Raise NotFound, InvalidRequest; Conflict if a group uses a limit that is to be deleted."""
+        if limit is None:
+            self._check_named_limit(name)
+            self._check_not_used(name)
+        elif limit["limit"] is not None:
+            raise InvalidRequest(f"limit {name!r} cannot use another limit: give it a rate, or a number in flight")
+        topic = self._changes.view.topics.get(LIMITS_TOPIC)
+        if topic is None:
+            with_limit({}, name, 0, limit)  # raises the errors that the change below would raise
+            record, replicas = parse_settings({}, TIMER).record(), self.placement.replicas(None)
+            topic = await self._create(LIMITS_TOPIC, TIMER, 1, replicas, record, NODE)
+        check_not_restoring(topic)
+        record = with_limit(topic.settings, name, 0, limit)
+        if record == topic.settings:
+            return
+        await self._changes.commit(m.UpdateTopic(LIMITS_TOPIC, record, topic.replicas, len(topic.partitions)))
+        await self.configure(LIMITS_TOPIC, record)
+        log.info("named limit set" if limit else "named limit deleted", limit=name, definition=limit)
+
+    def _check_not_used(self, name: str) -> None:
+        """Raise Conflict if a group uses the named limit."""
+        for topic in self._changes.view.topics.values():
+            for group, used in limits_of(topic.settings).items():
+                if used.name == name:
+                    raise Conflict(
+                        f"limit {name!r} is used by group {group!r} of topic {topic.name!r}: remove it there first",
+                        limit=name,
+                        topic=topic.name,
+                        group=group,
+                    )
 
     async def push_group(self, request: GroupPush, caller: Caller) -> dict[str, Any] | None:
         """Set, change or end the push of a group's messages to a URL, or to URLs of their own. Return the new settings
@@ -288,6 +350,7 @@ class TopicAdministration:
         """Delete a topic. Return when the topic is deleted; its disk space is reclaimed later.
 
         Raise UnknownTopic; Conflict if the topic is the dead letter topic of another topic."""
+        check_not_internal(request.name, "it cannot be deleted; delete the limits in it")
         self._changes.check_ready()
 
         async def delete() -> None:

@@ -18,7 +18,7 @@ from sandq.metadata import commands as m
 from sandq.metadata.records import Topic
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, Unavailable, UnknownTopic
-from sandq.model.names import RESTORING, check_new_topic
+from sandq.model.names import INTERNAL, RESTORING, TIMER, check_new_topic
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.model.settings import CLASSES
 from sandq.model.stored_settings import checked_record
@@ -44,9 +44,11 @@ class TopicRestores:
 
         Raise TopicExists, InvalidRequest, InvalidSetting; Conflict if the cluster's feature level is too low for such a
         topic."""
-        name, kind = check_new_topic(request.name), request.kind
+        name, kind = check_new_topic(request.name, may_be_internal=True), request.kind
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r:.40} is unknown; this version has: {', '.join(CLASSES)}")
+        if name in INTERNAL and (kind, request.partitions) != (TIMER, 1):
+            raise InvalidRequest(f"topic {name!r} has one partition and is a {TIMER} topic", topic=name)
         if request.initial_partitions > request.partitions:
             raise InvalidRequest("initial_partitions must not exceed partitions")
         self._topics.placement.check_partitions(request.initial_partitions)

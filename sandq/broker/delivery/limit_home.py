@@ -1,5 +1,8 @@
 """Divide the limits of one group among the partitions of its topic, on the leader of the home partition (partition 0).
 
+A named limit is divided among its members, groups in partitions of any topics, in the same way: the numbers of members
+take the place of partitions, and the home has no messages of its own.
+
 The leaders of the other partitions report their state. If the home partition needs a report earlier, it asks for the
 report. The frames are `LIMITS_ASKED` and `LIMITS_TOLD` (`protocol.peer`). Each frame may be lost or late. So the ledger
 (`partition.limits.ledger`) alone says which shares are current. `LimitHome` does no I/O, so tests can run it with
@@ -8,12 +11,14 @@ random reports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from sandq.broker.delivery.limit_plan import LimitPlan, PartitionUse
+from sandq.model.group_limits import limit_used, next_epoch
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
+from sandq.partition.limits.allowance import Definition
 from sandq.partition.limits.ledger import LedgerStatus, Share
 from sandq.partition.partition_status import Status
 
@@ -21,25 +26,41 @@ ASK_MS: Final = 200
 """Time in ms before an unanswered request is repeated, and before a starved partition reports again."""
 FRESH_MS: Final = 3 * ASK_MS
 """Time in ms for which the report of a starved partition is valid."""
+LEFT: Final = -1
+"""Epoch in the report of a group that no longer uses a named limit."""
 
 
 class Offer(NamedTuple):
-    """A share that the home partition sends to another partition: an item of `AllowLimit`."""
+    """A share that the home partition sends to another partition: the fields of an item of `AllowLimit`, and the name
+    of the limit."""
 
     group: str
+    assigned: int
+    """Epoch of the group's row in the settings of its topic."""
     epoch: int
+    """Epoch of the limits. For the limits of a group, equal to `assigned`."""
     version: int
     in_flight: int
     """Number of messages that the partition may have in flight."""
     units: int
     given_us: int
+    definition: tuple[int | None, int | None, int | None, str | None] | None = None
+    """The fields of a `Definition`. None if the limits are the group's own."""
+    limit: str = ""
+    """Name of the named limit. Empty if the limits are the group's own."""
 
 
 class Report(NamedTuple):
     """The state of one partition, as reported by its leader."""
 
     group: str
+    limit: str
+    """Name of the named limit. Empty if the limits are the group's own."""
+    assigned: int
+    """Epoch of the group's row in the settings of its topic."""
     epoch: int
+    """Epoch of the limits that the partition applies. 0 if it does not know the definition of the named limit. `LEFT`
+    if the group no longer uses the named limit."""
     version: int
     leased: int
     """Number of messages in flight."""
@@ -59,7 +80,7 @@ class Report(NamedTuple):
     @classmethod
     def parse(cls, row: Any) -> Report | None:
         """Parse a report from another node. Return None if the report is malformed."""
-        if not isinstance(row, tuple) or [type(part) for part in row] != [str, *[int] * 8]:
+        if not isinstance(row, tuple) or [type(part) for part in row] != [str, str, *[int] * 9]:
             return None
         return cls(*row)
 
@@ -80,6 +101,8 @@ def report_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Repor
             wants_in_flight = max(found.ready, 1) if waits_for_acks else 0
     return Report(
         group,
+        allowance.name or "",
+        allowance.assigned,
         allowance.epoch,
         allowance.version,
         leased,
@@ -111,6 +134,8 @@ class LimitHome:
     def decide(self, group: str, ledger: LedgerStatus, own: Report, now_ms: int) -> c.ShareLimit | None:
         """Return the command that changes the ledger; None if nothing changes."""
         limit = ledger.limit
+        if limit.is_named:
+            self._forget_others(ledger)
         confirmed, shares = self._confirmed(ledger)
         targets: list[tuple[int, int, int]] = []
         if not ledger.unheard:
@@ -119,6 +144,21 @@ class LimitHome:
         if not targets and not confirmed and not _may_raise(ledger, shares, own):
             return None
         return c.ShareLimit(group, limit.epoch, confirmed, targets)
+
+    def _forget_others(self, ledger: LedgerStatus) -> None:
+        """Forget what is known of members of a named limit that have left."""
+        gone = [number for number in self._reports if number not in ledger.members]
+        for number in gone:
+            del self._reports[number]
+            self._asked.pop(number, None)
+        if gone:
+            self._plan = LimitPlan()
+
+    def gone(self, ledger: LedgerStatus) -> list[int]:
+        """Return the members of a named limit that have reported that they no longer use it."""
+        return [
+            number for number in ledger.members if number in self._reports and self._reports[number][0].epoch == LEFT
+        ]
 
     def _confirmed(self, ledger: LedgerStatus) -> tuple[list[tuple[int, int, int, int]], dict[int, Share]]:
         """Return the confirmations that are in reports and not in the ledger yet, and the shares after these
@@ -174,20 +214,38 @@ class LimitHome:
             )
         return uses
 
-    def asks(self, ledger: LedgerStatus, own: Report, now_ms: int) -> Iterator[tuple[int, Offer]]:
-        """Yield each partition to ask for its state, with the share to send it.
+    def asks(
+        self, ledger: LedgerStatus, own: Report, now_ms: int, leaving: Container[int] = ()
+    ) -> Iterator[tuple[int, Offer]]:
+        """Yield each partition or member to ask for its state, with the share to send it.
 
-        Skip partitions that were asked recently."""
+        Skip partitions that were asked recently. `leaving`: members that must be asked whether they have left."""
+        definition = Definition.of(ledger.limit) if ledger.limit.is_named else None
         is_any_starved = own.is_starved or self.is_any_starved(now_ms)
         all_shares = {partition: Share(confirmed=False) for partition in ledger.unheard} | ledger.shares
         for partition, share in all_shares.items():
             epoch, version = ledger.limit.epoch, share.version
-            if not self._needs_report(partition, share, epoch, is_any_starved, now_ms):
+            is_needed = self._needs_report(partition, share, epoch, is_any_starved, now_ms)
+            if not is_needed and partition not in leaving:
                 continue
             asked = self._asked.get(partition)
             if asked is None or asked[:2] != (epoch, version) or not 0 <= now_ms - asked[2] < ASK_MS:
                 self._asked[partition] = epoch, version, now_ms
-                yield partition, Offer(own.group, epoch, version, share.in_flight, share.units, share.given_us)
+                member = ledger.members.get(partition)
+                yield (
+                    partition,
+                    Offer(
+                        group=own.group if member is None else member.group,
+                        assigned=epoch if member is None else member.assigned,
+                        epoch=epoch,
+                        version=version,
+                        in_flight=share.in_flight,
+                        units=share.units,
+                        given_us=share.given_us,
+                        definition=definition,
+                        limit="" if member is None else own.group,
+                    ),
+                )
 
     def _needs_report(self, partition: int, share: Share, epoch: int, is_any_starved: bool, now_ms: int) -> bool:
         """Return whether the home partition needs a newer report of a partition with this share."""
@@ -195,6 +253,8 @@ class LimitHome:
         is_reported = report is not None and (report.epoch, report.version) == (epoch, share.version)
         if not share.confirmed:
             return not is_reported  # a report that has arrived will soon be recorded in the ledger
+        if report is not None and report.epoch != epoch:
+            return report.is_starved  # a new member that needs the definition of the limit
         # The share is confirmed. Ask the partition only if it could give something to a starved partition.
         could_give = is_any_starved and (share.held > 0 or share.held_units > 0)
         is_fresh = is_reported and 0 <= now_ms - reported_ms < ASK_MS
@@ -238,6 +298,17 @@ def newer(status: Status, offers: Sequence[Offer]) -> list[Offer]:
     found = []
     for offer in offers:
         allowance = allowances.get(offer.group)
-        if allowance is not None and allowance.epoch == offer.epoch and allowance.version < offer.version:
+        if allowance is None or (allowance.assigned, allowance.name or "") != (offer.assigned, offer.limit):
+            continue
+        if (allowance.epoch, allowance.version) < (offer.epoch, offer.version):
             found.append(offer)
     return found
+
+
+def left(status: Status, offer: Offer) -> Report | None:
+    """Return the report that a group no longer uses a named limit; None if it uses the limit, or may do so soon."""
+    if not offer.limit or limit_used(status.settings, offer.group) == (offer.assigned, offer.limit):
+        return None
+    if next_epoch(status.settings) <= offer.assigned:
+        return None  # these settings are older than the use of the limit
+    return Report(offer.group, offer.limit, offer.assigned, LEFT, *[0] * 7)

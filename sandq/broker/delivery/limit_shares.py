@@ -2,8 +2,11 @@
 
 The leader of partition 0 decides, and records its decisions in a ledger (`LimitHome`). The leaders of the other
 partitions report when messages wait for the limits. These leaders receive shares, and apply the shares to their
-partitions. The frames are `LIMITS_ASKED` and `LIMITS_TOLD`. If a topic has no limits or only one partition, this module
-does nothing for it.
+partitions. The frames are `LIMITS_ASKED` and `LIMITS_TOLD`. If a topic has no limits, or only one partition and limits
+of its own, this module does nothing for it.
+
+The leader of the topic `sandq.limits` does the same for named limits. Their members are groups in partitions of all
+topics, so the frames name partitions by their Raft groups.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -18,16 +22,28 @@ from weakref import WeakKeyDictionary
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
-from sandq.broker.delivery.limit_home import ASK_MS, LimitHome, Offer, Report, newer, report_of
+from sandq.broker.delivery.limit_home import ASK_MS, LEFT, LimitHome, Offer, Report, left, newer, report_of
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.model.errors import SandqError
+from sandq.model.group_limits import is_unit, limit_used
+from sandq.model.limits import FIXED
+from sandq.model.names import LIMITS_TOPIC
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
+from sandq.partition.limits.allowance import Definition
+from sandq.partition.limits.ledger import LedgerStatus, Member
 from sandq.protocol.peer import PeerFrame
 
-_ASKED: Final = [str, *[int] * 5]
+_ASKED: Final = [str, *[int] * 6]
+"""Types of the first fields of an `Offer`."""
+JOINING_MOST: Final = FIXED.limit_members
+"""Maximum number of members of a limit that wait for their first entry in its ledger."""
+
+
+_NUMBER_MOST: Final = 86_400_000_000
+"""Greatest number in a definition of a named limit."""
 
 
 class _Known:
@@ -38,6 +54,8 @@ class _Known:
         """In the home partition: the `LimitHome` of each group."""
         self.busy: set[str] = set()
         """Groups whose ledger is being changed."""
+        self.joining: dict[str, dict[Member, Report]] = {}
+        """In the home of named limits: last reports of members that the ledger of a limit does not have yet."""
         self.reported: dict[str, tuple[Report, int]] = {}
         """In the other partitions: last report of each group, and its time in ms."""
         self.is_due = False
@@ -80,12 +98,14 @@ class LimitShares:
         """Decide for the home partition, or report the state of any other partition."""
         known.is_due = False
         topic = self._topic_of(leader)
-        if topic is None or leader.raft_group.status.limits is None or len(topic.record.partitions) == 1:
+        limits = leader.raft_group.status.limits
+        if topic is None or limits is None:
             return
-        if leader.partition == HOME:
+        if leader.partition == HOME and (len(topic.record.partitions) > 1 or topic.record.name == LIMITS_TOPIC):
             self._decide(topic, leader, known)
-        else:
-            self._report(topic, leader, known, leader.raft_group.status.limits.allowances, is_asked=False)
+        named = [name for name, one in limits.allowances.items() if leader.partition != HOME or one.name is not None]
+        if named:
+            self._report(topic, leader, known, named, is_asked=False)
 
     def _topic_of(self, leader: PartitionLeader) -> OpenTopic | None:
         """Return the topic of a partition; None if this node does not lead the partition."""
@@ -109,15 +129,54 @@ class LimitShares:
             own = report_of(status, name, leader.is_hungry(name), now_ms)
             if own is None:
                 continue
-            if name not in known.busy and (command := home.decide(name, ledger, own, now_ms)) is not None:
-                self._share(leader, known, command)
-            for partition, offer in home.asks(ledger, own, now_ms):
-                asks[partition].append(offer)
+            joined, gone, leaving = self._changed_members(known, name, home, ledger)
+            if name not in known.busy:
+                command = home.decide(name, ledger, own, now_ms)
+                if joined or gone:
+                    command = command or c.ShareLimit(name, ledger.limit.epoch, [], [])
+                    command = replace(command, joined=joined, gone=gone)
+                if command is not None:
+                    self._share(leader, known, command)
+            for partition, offer in home.asks(ledger, own, now_ms, leaving):
+                member = ledger.members.get(partition)
+                group = self._group_of(topic, partition) if member is None else member.raft_group
+                if group is not None:
+                    asks[group].append(offer)
             needs_recheck |= home.needs_recheck(ledger, own, now_ms)
-        for partition, items in asks.items():
-            self._ask(topic, partition, items)
+        for group, items in asks.items():
+            self._ask(group, items)
         if needs_recheck:
             self._check_later(leader, known)
+
+    def _changed_members(
+        self, known: _Known, name: str, home: LimitHome, ledger: LedgerStatus
+    ) -> tuple[list[tuple[int, int, str, int | None]], list[int], set[int]]:
+        """Return the members of a named limit that are new, as items of `ShareLimit`, the numbers of those that no
+        longer use it, and the numbers of those that must be asked whether they still use it."""
+        if not ledger.limit.is_named:
+            return [], [], set()
+        joining = known.joining.get(name, {})
+        for number, member in ledger.members.items():
+            report = joining.pop(member, None)
+            if report is not None:
+                home.heard(number, report, self._clock.now_ms())
+        joined = [
+            (*member, report.leased if _has_nothing(report, ledger) else None) for member, report in joining.items()
+        ]
+        gone, leaving, view = home.gone(ledger), set[int](), self._catalog.view
+        for number, member in ledger.members.items():
+            topic, _ = view.partition_of_group.get(member.raft_group, ("", -1))
+            if not topic:
+                if member.raft_group < view.next_group:  # the topic was deleted
+                    gone.append(number)
+            elif limit_used(view.topics[topic].settings, member.group) != (member.assigned, name):
+                leaving.add(number)
+        return joined[: FIXED.limit_members - len(ledger.members)], gone, leaving - set(gone)
+
+    def _group_of(self, topic: OpenTopic, partition: int) -> int | None:
+        """Return the Raft group of a partition; None if the topic does not have this partition."""
+        partitions = topic.record.partitions
+        return partitions[partition].group if partition < len(partitions) else None
 
     def _share(self, leader: PartitionLeader, known: _Known, command: c.ShareLimit) -> None:
         """Submit a change of a group's ledger. Until the outcome is known, no other change of this ledger is
@@ -136,43 +195,72 @@ class LimitShares:
         # Decide again later, as the command may be refused or lost.
         self._check_later(leader, known)
 
-    def _ask(self, topic: OpenTopic, partition: int, items: list[Offer]) -> None:
-        """Send shares to a partition's leader, and ask for the state of the partition."""
-        if partition >= len(topic.record.partitions):
-            return
-        node = self._catalog.leader(topic, partition)
+    def _ask(self, group: int, items: list[Offer]) -> None:
+        """Send shares to the leader of a partition, and ask for the state of the partition. `group`: its Raft group."""
+        name, partition = self._catalog.view.partition_of_group.get(group, ("", -1))
+        topic = self._catalog.topics.get(name)
+        node = None if topic is None else self._catalog.leader(topic, partition)
         if node == self._own:
-            local = topic.partitions.get(partition)
+            local = self._catalog.by_group.get(group)
             if local is not None:
                 self._take_offers(local, items)
         elif node is not None:
-            self._links.send(node, PeerFrame.LIMITS_ASKED, (topic.record.partitions[partition].group, items))
+            self._links.send(node, PeerFrame.LIMITS_ASKED, (group, items))
 
-    def _take_reports(self, leader: PartitionLeader, partition: int, rows: Iterable[Report]) -> None:
-        """Handle reports of a partition, on the leader of the home partition."""
-        if self._topic_of(leader) is None or leader.partition != HOME:
+    def _take_reports(self, leader: PartitionLeader, group: int, rows: Iterable[Report]) -> None:
+        """Handle reports of a partition, on the leader of the home partition. `group`: Raft group of the partition."""
+        topic = self._topic_of(leader)
+        if topic is None or leader.partition != HOME:
             return
+        name, partition = self._catalog.view.partition_of_group.get(group, ("", -1))
         known, is_news = self._known.setdefault(leader, _Known()), False
         for report in rows:
-            is_news |= known.homes.setdefault(report.group, LimitHome()).heard(partition, report, self._clock.now_ms())
+            if report.limit:
+                is_news |= self._take_member_report(leader, known, group, report)
+            elif name == topic.record.name:
+                home = known.homes.setdefault(report.group, LimitHome())
+                is_news |= home.heard(partition, report, self._clock.now_ms())
         if is_news:
             self.on_change(leader)
+
+    def _take_member_report(self, leader: PartitionLeader, known: _Known, group: int, report: Report) -> bool:
+        """Handle the report of a member of a named limit. Return True if it has news."""
+        limits = leader.raft_group.status.limits
+        ledger = None if limits is None else limits.ledgers.get(report.limit)
+        if ledger is None or not ledger.limit.is_named:
+            return False
+        member = Member(group, report.assigned, report.group)
+        number = ledger.numbers.get(member)
+        if number is not None:
+            return known.homes.setdefault(report.limit, LimitHome()).heard(number, report, self._clock.now_ms())
+        joining = known.joining.setdefault(report.limit, {})
+        if report.epoch == LEFT or (len(joining) >= JOINING_MOST and member not in joining):
+            return False
+        joining[member] = report
+        return True
 
     # -- the other partitions -------------------------------------------------------------------------------------
 
     def _take_offers(self, leader: PartitionLeader, items: list[Offer]) -> None:
         """Apply shares sent by the home partition, and report the state of this partition."""
         topic = self._topic_of(leader)
-        if topic is None or leader.partition == HOME:
+        items = [item for item in items if item.limit or leader.partition != HOME]
+        if topic is None or not items:
             return
         known = self._known.setdefault(leader, _Known())
-        report = partial(self._report, topic, leader, known, [item.group for item in items], is_asked=True)
-        news = newer(leader.raft_group.status, items)
+        status = leader.raft_group.status
+        gone = [one for item in items if (one := left(status, item)) is not None]
+        if gone:
+            self._send(topic, leader, gone)
+        left_groups = {one.group for one in gone}
+        groups = [item.group for item in items if item.group not in left_groups]
+        report = partial(self._report, topic, leader, known, groups, is_asked=True)
+        news = newer(status, items)
         if not news:
             report()
             return
         with suppress(SandqError):  # if this fails, the home partition asks again
-            leader.raft_group.submit(c.AllowLimit(news), lambda result: report(), line=BEHIND)
+            leader.raft_group.submit(c.AllowLimit([one[:-1] for one in news]), lambda result: report(), line=BEHIND)
 
     def _report(
         self, topic: OpenTopic, leader: PartitionLeader, known: _Known, groups: Iterable[str], *, is_asked: bool
@@ -192,12 +280,21 @@ class LimitShares:
             if is_asked or _is_news(report, before, before_ms, now_ms):
                 known.reported[name] = report, now_ms
                 rows.append(report)
-        node = self._catalog.leader(topic, HOME) if rows else None
-        if node == self._own:
-            self._take_reports(topic.partitions[HOME], leader.partition, rows)
-        elif node is not None:
-            body = (topic.record.partitions[HOME].group, leader.partition, rows)
-            self._links.send(node, PeerFrame.LIMITS_TOLD, body)
+        self._send(topic, leader, rows)
+
+    def _send(self, topic: OpenTopic, leader: PartitionLeader, rows: list[Report]) -> None:
+        """Send reports of a partition to the homes of its limits."""
+        limits = self._catalog.topics.get(LIMITS_TOPIC)
+        for home in (topic, limits):
+            found = [row for row in rows if home is not None and bool(row.limit) == (home is limits)]
+            node = self._catalog.leader(home, HOME) if found and home is not None else None
+            if home is None or node is None:
+                continue
+            group = home.record.partitions[HOME].group
+            if node != self._own:
+                self._links.send(node, PeerFrame.LIMITS_TOLD, (group, leader.raft_group.number, found))
+            elif (local := self._catalog.by_group.get(group)) is not None:
+                self._take_reports(local, leader.raft_group.number, found)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
@@ -239,13 +336,29 @@ def _is_news(report: Report, before: Report | None, before_ms: int, now_ms: int)
     return report.leased < before.leased and before.leased > report.may_have
 
 
+def _has_nothing(report: Report, ledger: LedgerStatus) -> bool:
+    """Return whether a new member has no share of any definition of the limit, now and later."""
+    return report.version == 0 and report.epoch in (0, ledger.limit.epoch)
+
+
+def _is_definition(row: Any) -> bool:
+    """Return whether this is the definition of a named limit."""
+    if not isinstance(row, tuple) or len(row) != len(Definition._fields):
+        return False
+    *numbers, unit = row
+    are_numbers = all(one is None or (type(one) is int and 1 <= one <= _NUMBER_MOST) for one in numbers)
+    return are_numbers and (numbers[1] is None) == (numbers[2] is None) and (unit is None or is_unit(unit))
+
+
 def _items(body: Any) -> list[Offer] | None:
     """Return the shares in a LIMITS_ASKED frame; None if the frame is malformed."""
     if not isinstance(body, tuple) or [type(part) for part in body] != [int, tuple]:
         return None
     items: list[Offer] = []
     for row in body[1]:
-        if not isinstance(row, tuple) or [type(part) for part in row] != _ASKED:
+        if not isinstance(row, tuple) or [type(part) for part in row[:-2]] != _ASKED or not isinstance(row[-1], str):
+            return None
+        if row[-2] is not None and not _is_definition(row[-2]):
             return None
         items.append(Offer(*row))
     return items

@@ -178,6 +178,7 @@ class GroupAdmin:
         rate: str | float | None = None,
         burst: int | None = None,
         unit: str | None = None,
+        limit: str | None = None,
         timeout: Duration | None = None,
     ) -> None:
         """Replace the limits of a group. They apply over all partitions of a topic. Without arguments, the limits are
@@ -190,8 +191,11 @@ class GroupAdmin:
         `unit`: a name such as "tokens". The rate and the burst then count the `cost` of each message instead of
         deliveries, and the default burst is that of one second. A message whose cost is above the burst waits for the
         whole burst, and the next message waits until the rate has paid for it.
+
+        `limit`: name of a limit that groups of any topics share (`set_limit`). The group then has no limits of its own.
+        Raises NotFound if there is no such limit.
         """
-        limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst, "unit": unit}
+        limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst, "unit": unit, "limit": limit}
         given = {name: value for name, value in limits.items() if value is not None}
         parse_limit(given)  # also checked here: an invalid limit may not fit into a frame
         await call(self._cluster, GroupLimit(check_name("topic", topic), check_name("group", group), given))

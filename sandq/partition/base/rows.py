@@ -34,7 +34,9 @@ Keys are relative to the store and begin with one tag byte. Integers are big-end
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
     "W" group u32, time u48, offset 16 spilled message: its due time, then the fields of "w" without messages
     "F" fire_ms u48, name              schedule that fires at that time
-    "O" group name, 0, partition u16   limits of a group: another partition's share. Only in partition 0
+    "M" limit name, 0, number u64      member of a named limit. Only in the topic `sandq.limits`
+    "O" group name, 0, partition u64   limits of a group: another partition's share. Only in partition 0. For a named
+                                       limit: its name, 0, and the number of the member
     "P" group u32, tenant              pace of a tenant
     "Q" group u32, queue               ready queue of a group: a tenant, a zero byte, a priority u32
     "R" group u32, queue, offset 16    messages in a ready queue
@@ -87,7 +89,7 @@ JOB = b"j"
 SCHEDULE, FIRE = b"S", b"F"
 HOLD = b"h"
 OVERLAY, UPDATED = b"y", b"V"
-LIMIT, SHARE = b"L", b"O"
+LIMIT, SHARE, LIMIT_MEMBER = b"L", b"O", b"M"
 PRODUCER, ANSWER = b"q", b"r"
 OUTBOX, OUTBOX_BATCH = b"f", b"B"
 STATE_KEY = b"s"

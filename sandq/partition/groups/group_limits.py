@@ -3,23 +3,28 @@ limits.
 
 PERSISTED: for each group with limits, one row with the allowance of the partition. Partition 0 has one more row per
 other partition that has reported or has a share.
+
+The partition of the topic `sandq.limits` has the same rows for named limits, with the name of the limit in the place of
+a group's name, and one more row for each member.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from sandq.model.group_limits import limits_of
+from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.limits.allowance import Allowance, AllowanceStatus, fresh
+from sandq.partition.limits.allowance import Allowance, AllowanceStatus, Definition, fresh
 from sandq.partition.limits.buckets import renewed
 from sandq.partition.limits.cost_budget import CostBudget
-from sandq.partition.limits.ledger import Confirmed, Ledger, LedgerStatus, Share
+from sandq.partition.limits.ledger import Confirmed, Ledger, LedgerStatus, Member, Share
 from sandq.partition.shared_state import SharedState
 
 HOME: Final = 0
@@ -58,11 +63,15 @@ class GroupLimits:
         self._ledgers.clear()
         self._status = None
         self._begin()
+        limits = limits_of(self._shared.settings)
         for key, value in rows.all_rows(view, rows.LIMIT):
             name, row = key[1:].decode(), tuple(rows.unpack(value))
-            self._put(name, Allowance.load(self._allowances[name].limit, row))
+            self._put(name, Allowance.load(limits[name], row))
+        for key, value in rows.all_rows(view, rows.LIMIT_MEMBER):
+            name, number = _named_and_number(key)
+            self._ledgers[name].members[number] = Member(*rows.unpack(value))
         for key, value in rows.all_rows(view, rows.SHARE):
-            name, partition = key[1:-3].decode(), int.from_bytes(key[-2:], "big")
+            name, partition = _named_and_number(key)
             self._ledgers[name].put(partition, Share(*rows.unpack(value)))
         for ledger in self._ledgers.values():
             ledger.distribute()
@@ -91,35 +100,65 @@ class GroupLimits:
             self._note(name)
         for name, limit in limits.items():
             old = self._allowances.get(name)
-            if old is not None and old.limit == limit:
+            if old is not None and old.assigned == limit.epoch:
                 continue
-            allowance = fresh(limit, self._is_home)
+            allowance, members = fresh(limit, self._is_home), None
             if old is not None:
-                self._drop(step, name)
-                if self._is_home:
+                ledger = self._drop(step, name)
+                if self._is_home and limit.name is None and old.limit.name is None:
                     allowance.part = renewed(old.limit, old.part, limit, _now_us(step))
-            self._put(name, allowance)
+                if ledger is not None and limit.is_named:
+                    members = ledger.members
+            self._put(name, allowance, members)
+            for number in members or ():
+                self._store_member(step, name, number)
+            self._store(step, name)
+
+    def begin_again(self, step: Step) -> None:
+        """Forget all allowances and ledgers, and begin with those of a new partition. Leases were given back."""
+        for name in list(self._allowances):
+            self._drop(step, name)
+            self._note(name)
+        self._begin()
+        for name in list(self._allowances):
             self._store(step, name)
 
     def allow(self, step: Step, command: c.AllowLimit) -> None:
         """Set allowances of groups. Ignore an allowance that is older than the current one, or belongs to other
-        limits."""
-        for name, epoch, version, in_flight, units, given_us in command.items:
+        limits. A newer definition of a named limit replaces the allowance."""
+        for name, assigned, epoch, version, in_flight, units, given_us, definition in command.items:
             allowance = self._allowances.get(name)
-            if self._is_home or allowance is None or allowance.limit.epoch != epoch or version <= allowance.version:
+            if allowance is None or allowance.assigned != assigned:
+                continue
+            if allowance.limit.name is None:
+                if self._is_home or allowance.limit.epoch != epoch:
+                    continue
+            elif definition is not None and epoch > allowance.limit.epoch:
+                allowance.define(epoch, Definition(*definition))
+                self._store(step, name)
+            if allowance.limit.epoch != epoch or version <= allowance.version:
                 continue
             allowance.allow(version, in_flight, units, given_us, _now_us(step))
             self._store(step, name)
 
     def share(self, step: Step, command: c.ShareLimit) -> None:
-        """Change the ledger of a group: first apply the reports of partitions, then the new targets."""
+        """Change the ledger of a group or of a named limit: first apply the reports of partitions, then the new
+        targets."""
         view = step.view
         ledger = self._ledgers.get(command.group)
         if ledger is None or ledger.limit.epoch != command.epoch:
             return
         group = self._groups.find(command.group)
         own_leased = 0 if group is None else group.in_flight
-        changed = ledger.confirm([Confirmed(*one) for one in command.reports], _now_us(step))
+        for number in ledger.leave(command.gone, _now_us(step)):
+            view.delete(_share_key(command.group, number))
+            view.delete(_member_key(command.group, number))
+        first = step.index * FIXED.limit_members
+        joined = ledger.join([Member(*one[:3]) for one in command.joined[: FIXED.limit_members]], first)
+        for number in joined:
+            self._store_member(step, command.group, number)
+        changed = ledger.confirm(self._first_reports(ledger, joined, command.joined), _now_us(step))
+        changed |= ledger.confirm([Confirmed(*one) for one in command.reports], _now_us(step))
         changed |= ledger.share_out(command.targets, own_leased, step.index, _now_us(step))
         for partition in sorted(changed):
             view.put(_share_key(command.group, partition), rows.pack(*ledger.shares[partition]))
@@ -155,25 +194,40 @@ class GroupLimits:
             allowance.set_back(old_ms * 1000, _now_us(step))
             self._store(step, name)
 
-    def _put(self, name: str, allowance: Allowance) -> None:
-        """Set the allowance of a group. In the home partition, begin its ledger."""
+    def _first_reports(self, ledger: Ledger, joined: list[int], reports: Sequence[Sequence[Any]]) -> list[Confirmed]:
+        """Return the reports of members that joined and hold no units. Others must report first."""
+        held = {Member(*one[:3]): one[3] for one in reports}
+        found = [(number, held[ledger.members[number]]) for number in joined]
+        return [Confirmed(number, 0, in_flight, 0) for number, in_flight in found if in_flight is not None]
+
+    def _put(self, name: str, allowance: Allowance, members: dict[int, Member] | None = None) -> None:
+        """Set the allowance of a group. In the home partition, begin its ledger, unless the group uses a named limit.
+
+        `members`: members of a named limit."""
         self._allowances[name] = allowance
-        if self._is_home:
-            self._ledgers[name] = Ledger(allowance)
+        if self._is_home and allowance.limit.name is None:
+            self._ledgers[name] = Ledger(allowance, members)
+
+    def _store_member(self, step: Step, name: str, number: int) -> None:
+        """Put the row of a member of a named limit."""
+        step.view.put(_member_key(name, number), rows.pack(*self._ledgers[name].members[number]))
 
     def _store(self, step: Step, name: str) -> None:
         """Put the row of a group's allowance."""
         step.view.put(rows.LIMIT + name.encode(), rows.pack(*self._allowances[name].row()))
         self._note(name)
 
-    def _drop(self, step: Step, name: str) -> None:
-        """Delete the allowance of a group, and its ledger."""
+    def _drop(self, step: Step, name: str) -> Ledger | None:
+        """Delete the allowance of a group, and its ledger. Return the ledger."""
         view = step.view
         del self._allowances[name]
         view.delete(rows.LIMIT + name.encode())
         ledger = self._ledgers.pop(name, None)
         for partition in ledger.shares if ledger is not None else ():
             view.delete(_share_key(name, partition))
+        for number in ledger.members if ledger is not None else ():
+            view.delete(_member_key(name, number))
+        return ledger
 
     def _note(self, name: str) -> None:
         """Update a group after its allowance, or the state of its limits, has changed."""
@@ -190,4 +244,13 @@ def _now_us(step: Step) -> int:
 
 
 def _share_key(name: str, partition: int) -> bytes:
-    return rows.SHARE + name.encode() + b"\x00" + partition.to_bytes(2, "big")
+    return rows.SHARE + name.encode() + b"\x00" + partition.to_bytes(8, "big")
+
+
+def _member_key(name: str, number: int) -> bytes:
+    return rows.LIMIT_MEMBER + name.encode() + b"\x00" + number.to_bytes(8, "big")
+
+
+def _named_and_number(key: bytes) -> tuple[str, int]:
+    """Return the name and the number in the key of a share or member."""
+    return key[1:-9].decode(), int.from_bytes(key[-8:], "big")

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sandq.model.group_limits import GroupLimit
 from sandq.partition.limits.buckets import NO_PART, Part, available, free_us, merge, owed_us, served, split
+
+
+class Definition(NamedTuple):
+    """The definition of a named limit, as its home sends it to the partitions that use it."""
+
+    max_in_flight: int | None
+    interval_us: int | None
+    burst: int | None
+    unit: str | None
+
+    @classmethod
+    def of(cls, limit: GroupLimit) -> Definition:
+        """Return the definition in a limit."""
+        return cls(limit.max_in_flight, limit.interval_us, limit.burst, limit.unit)
 
 
 class AllowanceStatus(NamedTuple):
@@ -23,12 +37,21 @@ class AllowanceStatus(NamedTuple):
     """Number of messages leased since the limits were set, or their total cost if the limit has a unit."""
     needed: int = 1
     """Number of units that the next message needs: its cost, at most the burst."""
+    name: str | None = None
+    """Name of the named limit that the group uses. None if the limits are its own."""
+    assigned: int = 0
+    """Epoch of the group's row in the settings of the topic."""
 
 
 class Allowance:
-    """The allowance of one group in one partition. It changes only when entries are applied."""
+    """The allowance of one group in one partition. It changes only when entries are applied.
+
+    If the group uses a named limit, the definition of this limit arrives with the first share. Until then, `limit` has
+    epoch 0, and nothing may be leased."""
 
     def __init__(self, limit: GroupLimit, in_flight: int, part: Part) -> None:
+        """`limit`: row of the group in the settings of the topic."""
+        self.assigned = limit.epoch
         self.limit = limit
         self.version = 0
         self.in_flight = in_flight
@@ -38,12 +61,21 @@ class Allowance:
         self.needed = 1
         """Number of units that the next message needs, as far as the last lease has found it."""
         self.is_waiting = False
-        """True in the home partition until all other partitions have reported what they hold. While it is True, nothing
-        may be leased."""
+        """True in the home partition until all other partitions have reported what they hold, and everywhere else until
+        the definition of a named limit is known. While it is True, nothing may be leased."""
+        if limit.name is not None:
+            self.limit, self.is_waiting = limit._replace(epoch=0), True
 
-    def row(self) -> tuple[int, ...]:
+    def define(self, epoch: int, definition: Definition) -> None:
+        """Set the definition of the named limit, and begin with a share of nothing."""
+        self.limit = self.limit._replace(epoch=epoch, **definition._asdict())
+        self.version, self.in_flight, self.part, self.returned_us = 0, 0, NO_PART, 0
+        self.is_waiting = False
+
+    def row(self) -> tuple[Any, ...]:
         """Return the stored fields."""
         part = self.part
+        is_defined = self.limit.name is not None and not self.is_waiting
         return (
             self.limit.epoch,
             self.version,
@@ -53,13 +85,17 @@ class Allowance:
             self.returned_us,
             self.used,
             self.needed,
+            Definition.of(self.limit) if is_defined else None,
         )
 
     @classmethod
-    def load(cls, limit: GroupLimit, row: tuple[int, ...]) -> Allowance:
-        """Restore an allowance from its stored fields."""
-        _, version, in_flight, units, arrival_us, returned_us, used, needed = row
+    def load(cls, limit: GroupLimit, row: tuple[Any, ...]) -> Allowance:
+        """Restore an allowance from its stored fields. `limit`: row of the group in the settings of the topic."""
+        epoch, version, in_flight, units, arrival_us, returned_us, used, needed, definition = row
         allowance = cls(limit, in_flight, Part(units, arrival_us))
+        if limit.name is not None and definition is not None:
+            allowance.define(epoch, Definition(*definition))
+            allowance.in_flight, allowance.part = in_flight, Part(units, arrival_us)
         allowance.version, allowance.returned_us, allowance.used = version, returned_us, used
         allowance.needed = needed
         return allowance
@@ -68,7 +104,17 @@ class Allowance:
         """Return an immutable copy."""
         most = None if self.limit.max_in_flight is None else self.in_flight
         units, returned_us = self.part.units, self.returned_us
-        return AllowanceStatus(self.limit.epoch, self.version, most, units, returned_us, self.used, self.needed)
+        return AllowanceStatus(
+            epoch=self.limit.epoch,
+            version=self.version,
+            in_flight=most,
+            units=units,
+            returned_us=returned_us,
+            used=self.used,
+            needed=self.needed,
+            name=self.limit.name,
+            assigned=self.assigned,
+        )
 
     def allow(self, version: int, in_flight: int, units: int, given_us: int, now_us: int) -> None:
         """Set the allowance. Additional units have the debt `given_us`. If units are returned, record their debt in
@@ -123,7 +169,7 @@ class Allowance:
 
 def fresh(limit: GroupLimit, is_home: bool) -> Allowance:
     """Return the first allowance of a partition, when limits are set for the first time. The home partition gets the
-    whole limits, other partitions get nothing."""
-    if not is_home:
+    whole limits, other partitions get nothing. A group with a named limit gets nothing anywhere."""
+    if not is_home or limit.name is not None:
         return Allowance(limit, 0, NO_PART)
     return Allowance(limit, limit.max_in_flight or 0, Part(limit.burst or 0, 0))

@@ -8,14 +8,19 @@ never exceed the limits, even if messages between nodes are lost, late or repeat
 
 If limits are set for a topic that already has several partitions, the ledger does not know their messages in flight.
 Nothing is leased or shared out until all of these partitions have reported.
+
+The ledger of a named limit is in the partition of the topic `sandq.limits`. Its shares are of *members*: groups in
+partitions of any topics. A member gets a number when it reports for the first time, and the ledger names it by this
+number in the place of a partition. A change of the limit keeps the members, and all of them must report again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sandq.model.group_limits import GroupLimit
+from sandq.model.limits import FIXED
 from sandq.partition.limits.allowance import Allowance
 from sandq.partition.limits.buckets import Part, merge, owed_us, split
 
@@ -45,10 +50,22 @@ class Share(NamedTuple):
 NEW = Share()
 
 
+class Member(NamedTuple):
+    """A group in a partition that uses a named limit."""
+
+    raft_group: int
+    """Raft group of the partition. Raft groups of deleted partitions are never used again."""
+    assigned: int
+    """Epoch of the group's row in the settings of its topic. If the group ceases to use the limit and uses it again, it
+    is another member."""
+    group: str
+
+
 class Confirmed(NamedTuple):
     """The report of a partition about its share."""
 
     partition: int
+    """Number of the partition, or of the member."""
     version: int
     in_flight: int
     """Number of messages that the partition has in flight."""
@@ -66,6 +83,10 @@ class LedgerStatus(NamedTuple):
     """Partitions that have not reported yet what they hold."""
     own_in_flight: int
     own_units: int
+    members: dict[int, Member]
+    """Members of a named limit, by number. Empty for the limits of a group."""
+    numbers: dict[Member, int]
+    """Numbers of these members."""
 
     @property
     def given(self) -> tuple[int, int]:
@@ -75,13 +96,47 @@ class LedgerStatus(NamedTuple):
 
 
 class Ledger:
-    """The ledger of one group. `own`: the rest of the limits, for the home partition."""
+    """The ledger of one group, or of a named limit. `own`: the rest of the limits, for the home partition."""
 
-    def __init__(self, own: Allowance) -> None:
+    def __init__(self, own: Allowance, members: dict[int, Member] | None = None) -> None:
         self.own = own
         self.limit = own.limit
         self.shares: dict[int, Share] = {}
+        self.members = members or {}
+        """Members of a named limit, by number. Empty for the limits of a group."""
         self.distribute()
+
+    @property
+    def _expected(self) -> Collection[int]:
+        """Partitions or members that must report before anything is leased."""
+        return self.members if self.limit.is_named else range(1, self.limit.partitions)
+
+    def join(self, joined: Iterable[Member], first: int) -> list[int]:
+        """Add members of a named limit, with numbers from `first` on. Return their numbers. Members that the ledger has
+        already are not added, and no more than `limit_members` are."""
+        found, there = [], set(self.members.values())
+        for member in joined:
+            if self.limit.is_named and member not in there and len(self.members) < FIXED.limit_members:
+                self.members[first + len(found)] = member
+                found.append(first + len(found))
+                there.add(member)
+        return found
+
+    def leave(self, gone: Iterable[int], now_us: int) -> list[int]:
+        """Remove members of a named limit. Return the numbers of those that were there.
+
+        Their messages in flight no longer count. Their units return, with a debt of a whole window, as it is unknown
+        how many they have used."""
+        found = []
+        for number in gone:
+            if self.members.pop(number, None) is None:
+                continue
+            found.append(number)
+            share = self.shares.pop(number, NEW)
+            if share.held_units:
+                back = Part(share.held_units, now_us + self.limit.window_us)
+                self.own.part = merge(self.limit, self.own.part, back, now_us)
+        return found
 
     def put(self, partition: int, share: Share) -> None:
         """Set the share of a partition. Call `distribute` after the last share is set."""
@@ -89,12 +144,12 @@ class Ledger:
 
     def unheard(self) -> list[int]:
         """Return the partitions that have not reported yet what they hold."""
-        return [partition for partition in range(1, self.limit.partitions) if partition not in self.shares]
+        return [partition for partition in self._expected if partition not in self.shares]
 
     def distribute(self) -> None:
         """Recompute how many messages in flight are left for the home partition."""
         own, limit = self.own, self.limit
-        own.is_waiting = len([one for one in self.shares if one < limit.partitions]) < limit.partitions - 1
+        own.is_waiting = any([one not in self.shares for one in self._expected])
         if limit.max_in_flight is not None:
             others = sum([max(share.target, share.held) for share in self.shares.values()])
             own.in_flight = max(limit.max_in_flight - others, 0)
@@ -102,7 +157,15 @@ class Ledger:
     def status(self) -> LedgerStatus:
         """Return an immutable copy."""
         unheard = tuple(self.unheard()) if self.own.is_waiting else ()
-        return LedgerStatus(self.limit, dict(self.shares), unheard, self.own.in_flight, self.own.part.units)
+        return LedgerStatus(
+            limit=self.limit,
+            shares=dict(self.shares),
+            unheard=unheard,
+            own_in_flight=self.own.in_flight,
+            own_units=self.own.part.units,
+            members=dict(self.members),
+            numbers={member: number for number, member in self.members.items()},
+        )
 
     def confirm(self, reports: Iterable[Confirmed], now_us: int) -> set[int]:
         """Lower the upper bounds according to the reports of partitions. Return the partitions whose share has
@@ -111,7 +174,7 @@ class Ledger:
         for partition, version, in_flight, returned_us in reports:
             share = self.shares.get(partition)
             if share is None:
-                if 1 <= partition < self.limit.partitions and version == 0:
+                if partition in self._expected and version == 0:
                     # The partition applies these limits, and may lease nothing new: it holds what it had in flight.
                     self.put(partition, Share(held=in_flight if self.limit.max_in_flight is not None else 0))
                     changed.add(partition)
@@ -153,7 +216,7 @@ class Ledger:
     def _open(self, partition: int) -> Share | None:
         """Return the share of a partition. None if the share may not be changed now."""
         share = self.shares.get(partition)
-        if share is None and partition >= max(self.limit.partitions, 1):
+        if share is None and not self.limit.is_named and partition >= max(self.limit.partitions, 1):
             # The partition was added after the limits were set, so it has no messages that the ledger does not know: it
             # needs no report before its first share.
             share = NEW

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sandq.model.names import LIMITS_TOPIC
 from sandq.model.times import format_duration
 from sandq.partition.groups.group import Group
 from sandq.partition.limits.allowance import Allowance
@@ -16,6 +17,9 @@ def limit_reason(group: Group, now_ms: int) -> str | None:
     if allowance is None:
         return None
     limit = allowance.limit
+    owner = "of the group" if limit.name is None else limit.name
+    if allowance.is_waiting and limit.name is not None:
+        return f"it waits for the limit {owner}: topic {LIMITS_TOPIC} has not given this partition a share yet"
     if allowance.is_waiting:
         return "it waits for the limits of the group: not every partition has said yet what it has in flight"
     if not group.has_capacity:
@@ -23,17 +27,17 @@ def limit_reason(group: Group, now_ms: int) -> str | None:
         if allowance.in_flight != limit.max_in_flight:
             here = f"{group.in_flight} in flight here, where {allowance.in_flight} of {limit.max_in_flight} may be"
             most = f"{here} at present"
-        return f"it waits for the limit of the group: {most}"
+        return f"it waits for the limit {owner}: {most}"
     free_ms, rate = allowance.free_ms(now_ms * 1000), limit.shown()["rate"]
-    needed = ""
+    needed, of_owner = "", owner if limit.name is None else f"of the limit {owner}"
     if limit.unit is not None:
         rate = f"{rate} {limit.unit}"
         units = allowance.available_units(now_ms * 1000)
         needed = f"the next message needs {allowance.needed} and {units} are available, "
     if free_ms is None:
-        return f"it waits for the rate of the group, {rate}: {needed}at present other partitions have it"
+        return f"it waits for the rate {of_owner}, {rate}: {needed}at present other partitions have it"
     if free_ms > now_ms:
-        return f"it waits for the rate of the group, {rate}: {needed}free in {format_duration(free_ms - now_ms)}"
+        return f"it waits for the rate {of_owner}, {rate}: {needed}free in {format_duration(free_ms - now_ms)}"
     return None
 
 

@@ -156,5 +156,6 @@ def _settle(restored: PartitionState, step: Step, before: PartitionState) -> Non
         if shared.is_ordered:  # leased messages wait now, so messages of the same keys are blocked
             group.order.clear()
             group.load_key_order(own.view)
-    restored.limits.configure(own)
+    # The partitions of a backup are not of one instant, so shares in a ledger may differ from the allowances elsewhere.
+    restored.limits.begin_again(own)
     restored.note_applied(own, step.index)

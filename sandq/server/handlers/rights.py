@@ -242,7 +242,7 @@ RULES: Final[Mapping[int, Rule]] = {
         for kind in (
             *(_T.FETCH, _T.MEASURE, _T.GET, _T.LIST, _T.WHY, _T.FORECAST, _T.JOB_STATUS, _T.KV_GET, _T.KV_SCAN),
             *(_T.KV_WATCH, _T.SCHEDULE_GET, _T.SCHEDULE_LIST, _T.GROUP_LIST, _T.TOPIC_STATS, _T.PUSH_LIST),
-            _T.TOPIC_HISTORY,
+            *(_T.TOPIC_HISTORY, _T.LIMIT_LIST),
         )
     },
     **{kind: _of_topic(kind, READ, group="group") for kind in (_T.DEAD_LIST, _T.CONSUMER_LIST, _T.PAUSE_LIST)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sandq.broker.delivery.limit_rows import limit_rows
 from sandq.broker.event_loop import TimeSlice
 from sandq.metadata.records import Topic
 from sandq.protocol.frames import PackedArray
@@ -18,6 +19,7 @@ from sandq.protocol.requests_admin import (
     GroupSeek,
     GroupUpdate,
     Hold,
+    LimitList,
     PauseList,
     PushList,
     TopicCreate,
@@ -78,6 +80,11 @@ def _pushes(context: Context, request: PushList) -> list[dict[str, Any]]:
     return context.info.pusher.rows(request.topic)
 
 
+def _limits(context: Context, request: LimitList) -> list[dict[str, Any]]:
+    """Return the state of the named limits that this node divides."""
+    return limit_rows(context.broker.catalog, request.topic, request.name)
+
+
 ROUTES = (
     answered(TopicCreate, _create),
     answered(TopicEnsure, _ensure),
@@ -102,4 +109,5 @@ ROUTES = (
     answered(GroupPause, lambda context, request: context.messages.pause_group(request, context.caller)),
     answered(GroupPush, _push),
     immediate(PushList, _pushes),
+    immediate(LimitList, _limits),
 )

@@ -309,8 +309,11 @@ class Requests:
         return self._rng.choice(({}, {"max_attempts": 1}, {"backoff": {"kind": "none"}}, {"max_in_flight_per_key": 1}))
 
     def _limit(self) -> list[Any]:
-        limits = self._rng.choice(({}, {"rate": "1000/s"}, {"max_in_flight": 5}, {"rate": 100_000, "burst": 1_000_000}))
-        return [self._topic(), self._group(), limits]
+        limits = self._rng.choice(
+            ({}, {"rate": "1000/s"}, {"max_in_flight": 5}, {"rate": 100_000, "burst": 1_000_000}, {"limit": "llm"})
+        )
+        topic, group = self._rng.choice(((self._topic(), self._group()), ("sandq.limits", "llm")))
+        return [topic, group, limits]
 
     def _settings(self) -> dict[str, Any]:
         """Return settings of a topic, each with a value that may be valid."""

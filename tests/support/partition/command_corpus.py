@@ -99,7 +99,7 @@ def _messages(b: Bench) -> None:
     b.apply(0, c.Append(batch_of(["r"]), 77, 1, sequence_of(2)))
     b.apply(0, c.Configure(with_limit(b.settings, "g", 1, parse_limit({"max_in_flight": 9}))))
     b.apply(0, c.ShareLimit("g", 1, [(0, 0, 0, 0)], [(0, 9, 0)]))
-    b.apply(0, c.AllowLimit([("g", 1, 1, 9, 0, T * 1000)]))
+    b.apply(0, c.AllowLimit([("g", 1, 1, 1, 9, 0, T * 1000, None)]))
     first = b.lease(limit=2)
     b.extend(first[0].token, 60_000)
     b.ack(first[0].token, [[first[0].ranges[0][0], 1]], at=10)

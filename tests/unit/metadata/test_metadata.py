@@ -70,7 +70,7 @@ def test_refusals_change_nothing_and_the_rest_of_the_entry_is_applied() -> None:
         m.CreateTopic("t", "timer", 1, [["n1"]], {}),
         m.DeleteTopic("nobody"),
         m.CreateTopic("u", "timer", 1, [["elsewhere"]], {}),
-        m.CreateTopic("sandq.limits", "timer", 1, [["n1"]], {}),
+        m.CreateTopic("sandq.orders", "timer", 1, [["n1"]], {}),
         m.CreateTopic("v", "timer", 1, [["n1"]], {}),
     )
     assert [type(result) for result in results] == [TopicExists, UnknownTopic, InvalidRequest, InvalidName, Topic]

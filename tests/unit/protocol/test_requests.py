@@ -131,6 +131,8 @@ EVERY: list[tuple[int, Any]] = [
     (Type.GROUP_PUSH, requests_admin.GroupPush("t", "g", {"url": "https://x/", "secrets": ["s"]})),
     (Type.GROUP_PUSH, requests_admin.GroupPush("t", "g", None)),
     (Type.PUSH_LIST, requests_admin.PushList("t")),
+    (Type.LIMIT_LIST, requests_admin.LimitList("t")),
+    (Type.LIMIT_LIST, requests_admin.LimitList("t", "llm")),
     (Type.OVERVIEW, requests_overview.Overview(None)),
     (Type.OVERVIEW, requests_overview.Overview("orders")),
     (Type.TOPIC_HISTORY, requests_overview.TopicHistory("t")),

@@ -42,7 +42,7 @@ class Home:
 
 
 def report_of(partition: int, version: int = 0, leased: int = 0, **more: Any) -> Report:
-    one = Report("g", 1, version, leased, 0, 0, 0, 0, 0)
+    one = Report("g", "", 1, 1, version, leased, 0, 0, 0, 0, 0)
     return one._replace(**more)
 
 

@@ -437,8 +437,21 @@ def test_limits_of_groups() -> None:
     assert bench.status().limits == before
 
 
+def test_member_of_a_named_limit() -> None:
+    bench = Bench()
+    limit = with_limit(bench.settings, "llm", 0, parse_limit({"max_in_flight": 10}))
+    bench.apply(0, c.Configure(limit))
+    bench.apply(0, c.ShareLimit("llm", 1, [], [], [(12, 3, "g", 2)], []))
+    assert bench.rows(rows.LIMIT_MEMBER) == [(example("member-key"), example("member-row"))]
+    ((key, _),) = bench.rows(rows.SHARE)
+    assert key == b"O" + example("member-key")[1:]
+    before = bench.status().limits
+    bench.restart()
+    assert bench.status().limits == before
+
+
 def test_entry_of_limits() -> None:
-    commands = (c.ShareLimit("g", 1, [(1, 0, 2, 0)], [(1, 6, 1)]), c.AllowLimit([("g", 1, 4, 6, 1, T * 1000)]))
+    commands = (c.ShareLimit("g", 1, [(1, 0, 2, 0)], [(1, 6, 1)]), c.AllowLimit([("g", 1, 1, 4, 6, 1, T * 1000, None)]))
     assert c.Entry(T, commands).encode() == example("entry-limits")
     decoded = c.Entry.decode(example("entry-limits"))
     assert [type(command) for command in decoded.commands] == [c.ShareLimit, c.AllowLimit]
@@ -534,7 +547,7 @@ def test_page_lists_every_row_tag_and_command() -> None:
     """The page lists each tag and number of the code."""
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION, STATE_OF_BACKUP}
-    assert len(tags) == 43
+    assert len(tags) == 44
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in PAGE
     for number in CommandType:
