@@ -126,6 +126,11 @@ COMMANDS = {
         "Send recurring messages by cron expression or interval.",
     ),
     "group": Later("sandctl.commands.groups", "group", "Show, seek, change, limit, push, pause and delete groups."),
+    "limit": Later(
+        "sandctl.commands.limits",
+        "limit",
+        "Set, show, list and delete limits of several topics.",
+    ),
     "tenant": Later(
         "sandctl.commands.tenants",
         "tenant",

@@ -274,6 +274,7 @@ def update(topic: str, name: str, reset: bool, **options: Any) -> None:
 )
 @click.option("--burst", metavar="N", type=int, help="Number of these messages at once after a pause.")
 @click.option("--unit", metavar="NAME", help="The rate and the burst count costs of messages, for example tokens.")
+@click.option("--limit", metavar="NAME", help="Use a limit that groups of several topics share (sandctl limit set).")
 @click.option("--none", "is_none", is_flag=True, help="Remove all limits.")
 @common_options
 def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
@@ -283,6 +284,7 @@ def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
       sandctl group limit orders billing --max-in-flight 10
       sandctl group limit orders billing --rate 50/s --burst 10
       sandctl group limit prompts workers --rate 90000/m --unit tokens
+      sandctl group limit prompts workers --limit llm
       sandctl group limit orders billing --none
 
     The group need not exist yet. Its consumers keep their leases: a lower limit takes effect as they settle them.
@@ -290,7 +292,8 @@ def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
     given = {option: value for option, value in options.items() if value is not None}
     if bool(given) is is_none:
         raise click.UsageError(
-            "nothing to change: give --max-in-flight N, --rate N/s, --burst N, --unit NAME; or --none, without these"
+            "nothing to change: give --max-in-flight N, --rate N/s, --burst N, --unit NAME; or --limit NAME; "
+            "or --none, without these"
         )
 
     async def work(client: Client) -> None:
@@ -425,7 +428,7 @@ def _limits(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {}
     if settings().output != "table":
         return {"limits": found}
-    words = []
+    words = [f"those of {found['limit']}"] if "limit" in found else []
     if found["max_in_flight"] is not None:
         given = f", {found['given']} given" if found["given"] is not None else ""
         words.append(f"{found['max_in_flight']} in flight ({found['in_flight']} are{given})")

@@ -346,11 +346,12 @@ def group_limits_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     if not known:
         return None
     home = next((limits for row, limits in known if row["partition"] == 0), None)
-    first = known[0][1]
+    # A partition that has not received a share of a named limit yet does not know its definition.
+    first = next((limits for _, limits in known if limits.get("rate") or limits.get("max_in_flight")), known[0][1])
     found = {name: first.get(name) for name in ("max_in_flight", "rate", "burst")}
-    found |= {name: first[name] for name in ("unit",) if name in first}
+    found |= {name: first[name] for name in ("unit", "limit") if name in first}
     in_flight, given = sum(row["leased"] for row in rows), None
-    if home is not None and home.get("given") is not None:
+    if "limit" not in first and home is not None and home.get("given") is not None:
         own = next(row["leased"] for row, _ in known if row["partition"] == 0)
         given = home["given"] + max(home["allowed"], own)
     return found | {"in_flight": in_flight, "given": given}

@@ -47,9 +47,9 @@ class PeerFrame(IntEnum):
     the leader of a partition's group."""
     LIMITS_TOLD = 21
     """[group, group of the sender's partition, [[group of consumers, name of its named limit | "", epoch in the
-    settings of the topic, epoch of the limits (-1: it has left the named limit), version, leased, messages in flight that it may
-    have, returned_us, used, how many messages wait for those in flight, units for which the next one waits], ...]]: the
-    state of the partition. To the leader of the group of partition 0, or of the partition of `sandq.limits`."""
+    settings of the topic, epoch of the limits (-1: it has left the named limit), version, leased, messages in flight
+    that it may have, returned_us, used, how many messages wait for those in flight, units that the next one needs],
+    ...]]: the state of the partition. To the leader of partition 0, or of the partition of `sandq.limits`."""
     OUTBOX_BATCH = 30
     """[a number, group, producer id, epoch, batch]: messages that a partition led by the sender sends to this group's
     partition. To the group's leader."""

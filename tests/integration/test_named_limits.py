@@ -10,6 +10,8 @@ import sandq
 from sandq.client.json_format import group_limits_json
 from sandq.errors import Conflict, InvalidName, InvalidRequest, InvalidSetting, NotFound
 from sandq.node import run_node
+from sandq.node.running import Serving
+from tests.integration.test_metrics import scrape
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take
 from tests.support.waiting import until_answer
@@ -89,6 +91,18 @@ async def test_members_of_a_deleted_topic_give_back_their_shares(api: sandq.Clie
         held += await api.leases("chat", "g").take(2, wait="1m")
     await api.admin.delete_topic("chat")
     assert len(await api.leases("mail", "g").take(1, wait="1m")) == 1
+
+
+async def test_metrics_show_the_use_of_a_limit(api: sandq.Client, node: Serving) -> None:
+    await api.admin.set_limit("llm", max_in_flight=3)
+    await topics(api)
+    held: list[sandq.LeasedMessage] = []
+    while len(held) < 3:
+        held += await api.leases("chat", "g").take(10, wait="1m")
+    assert await api.leases("mail", "g").take(10) == []
+    found = await scrape(node)
+    assert found("limit_in_flight", limit="llm") == found("limit_units_used_total", limit="llm") == 3
+    assert found("limit_waiting", limit="llm") == 1
 
 
 async def test_mistakes_are_named(api: sandq.Client) -> None:

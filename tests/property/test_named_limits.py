@@ -67,7 +67,7 @@ class World:
         """Leases: true time, epoch of the definition, messages, cost."""
         self.known: dict[int, GroupLimit] = {}
         self.is_exact = True
-        """False once a group has used the limit anew, so that units were returned with an unknown debt."""
+        """False once a group has left the limit, so that units were returned with an unknown debt."""
         self.peak, self.epoch = 0, 0
         self.limit(limit)
         for at, part in enumerate(self.parts):

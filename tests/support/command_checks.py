@@ -242,8 +242,12 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "epoch": made("the epoch of the group's limits", _LIMITS),
         "reports": made("numbers that other nodes report of their partitions", _LIMITS),
         "targets": made("numbers", _LIMITS),
+        "joined": made("members that other nodes report, at most `limit_members`", "broker/delivery/limit_shares.py"),
+        "gone": made("numbers of members", "broker/delivery/limit_shares.py"),
     },
-    c.AllowLimit: {"items": made("numbers from the home of the limits", "broker/delivery/limit_shares.py")},
+    c.AllowLimit: {
+        "items": made("numbers and a definition from the home of the limits", "broker/delivery/limit_shares.py")
+    },
     c.OutboxSent: {
         name: made("messages of a batch of this outbox", _OUTBOX) for name in ("topic", "partition", "epoch")
     },

@@ -234,8 +234,8 @@ class TopicAdministration:
         """Set or remove the limits of a group over all partitions. This also works before the group exists. In the
         topic `sandq.limits`, a group is a named limit.
 
-        Raise UnknownTopic, InvalidSetting, InvalidRequest; NotFound if there is no such named limit; Conflict if a
-        group uses a named limit that is to be removed."""
+        Raise UnknownTopic, InvalidSetting, InvalidRequest; NotFound if there is no such named limit; Conflict
+        instead of removing a named limit that a group uses."""
         name, group = request.topic, check_name("group", request.group)
         limit = parse_limit(request.limits)
         self._changes.check_ready()
@@ -270,7 +270,7 @@ class TopicAdministration:
         """Commit the definition of a named limit. None deletes the limit. Create the topic of named limits with the
         first one. Call this within `MetadataChanges.run`.
 
-        Raise NotFound, InvalidRequest; Conflict if a group uses a limit that is to be deleted."""
+        Raise NotFound, InvalidRequest; Conflict instead of deleting a limit that a group uses."""
         if limit is None:
             self._check_named_limit(name)
             self._check_not_used(name)

@@ -114,7 +114,7 @@ class Ledger:
     def join(self, joined: Iterable[Member], first: int) -> list[int]:
         """Add members of a named limit, with numbers from `first` on. Return their numbers. Members that the ledger has
         already are not added, and no more than `limit_members` are."""
-        found, there = [], set(self.members.values())
+        found, there = list[int](), set(self.members.values())
         for member in joined:
             if self.limit.is_named and member not in there and len(self.members) < FIXED.limit_members:
                 self.members[first + len(found)] = member

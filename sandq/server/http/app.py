@@ -21,6 +21,7 @@ from sandq.server.http import (
     routes_groups,
     routes_help,
     routes_keys,
+    routes_limits,
     routes_messages,
     routes_node,
     routes_overview,
@@ -108,6 +109,7 @@ def _application(version: str) -> FastAPI:
     problems.install(app)
     modules = (
         routes_groups,
+        routes_limits,
         routes_push,
         routes_keys,
         routes_schedules,

@@ -217,8 +217,8 @@ class RebuildIn(Body):
     node: str
 
 
-class LimitsIn(Body):
-    """Limits of a group. Limits that are not given are removed."""
+class LimitIn(Body):
+    """A named limit. Limits that are not given are removed; at least one is required."""
 
     max_in_flight: int | None = Field(default=None, description="Maximum number of leased messages.")
     rate: str | float | None = Field(default=None, description='Messages per second, or text such as "5/s", "100/m".')
@@ -228,6 +228,14 @@ class LimitsIn(Body):
     )
     unit: str | None = Field(
         default=None, description="Name of the unit of the messages' costs, which rate and burst then count: `tokens`."
+    )
+
+
+class LimitsIn(LimitIn):
+    """Limits of a group. Limits that are not given are removed."""
+
+    limit: str | None = Field(
+        default=None, description="Name of a limit that groups of any topics share; without other limits."
     )
 
 

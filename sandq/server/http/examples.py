@@ -27,6 +27,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "pauseByLease": {"lease_token": _TOKEN, "offset": _OFFSET, "part": "tenant", "for": "10m"},
     "updateGroup": {"settings": {"max_attempts": 20}},
     "limitGroup": {"max_in_flight": 100, "rate": "50/s"},
+    "setLimit": {"rate": "90000/m", "unit": "tokens", "max_in_flight": 50},
     "setPush": {
         "url": "https://shop.example/hooks/orders",
         "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],

@@ -326,6 +326,35 @@ class Group(ResponseModel):
     partitions: list[dict[str, Any]]
 
 
+class NamedLimitState(ResponseModel):
+    limit: str = Field(description="Its name.")
+    max_in_flight: int | None
+    rate: str | None
+    burst: int | None
+    unit: str | None = None
+    given: int | None = Field(description="Messages in flight that its members may have; null if that is not limited.")
+    given_burst: int | None = Field(description="Units of the rate that its members have; null without a rate.")
+    unheard: int | None = Field(
+        description="Members that have not confirmed the last change; until they do, nothing is delivered. Null if the "
+        "leader of the limits cannot be reached."
+    )
+
+
+class NamedLimit(NamedLimitState):
+    members: int | None = Field(description="Groups that use it, counted once per partition.")
+
+
+class NamedLimits(ResponseModel):
+    limits: list[NamedLimit]
+
+
+class NamedLimitHeld(NamedLimitState):
+    members: list[dict[str, Any]] | None = Field(
+        description="Groups that use it, at most 1,000, one per partition: `topic`, `partition`, `group`, `given`, "
+        "`given_burst`, `unheard`."
+    )
+
+
 class Consumer(ResponseModel):
     consumer: str
     address: str | None = Field(description="Address of its connection; null if it sends lease requests instead.")

@@ -235,6 +235,16 @@ GROUPS: Final = (
         "1: a due message waits because of this limit of the group (max_in_flight or rate).",
     ),
 )
+NAMED_LIMITS: Final = (
+    Metric("sandq_limit_in_flight", GAUGE, ("limit",), "Leased messages of groups that use the named limit."),
+    Metric(
+        "sandq_limit_units_used_total",
+        COUNTER,
+        ("limit",),
+        "Messages that were leased under the named limit, or their total cost if its rate has a unit.",
+    ),
+    Metric("sandq_limit_waiting", GAUGE, ("limit",), "1: due messages wait because of the named limit."),
+)
 TENANTS: Final = (
     Metric("sandq_tenant_ready", GAUGE, TENANT, "Messages of a tenant of a fair topic that are ready to be leased."),
     Metric("sandq_tenant_in_flight", GAUGE, TENANT, "Leased messages of a tenant of a fair topic."),
@@ -323,6 +333,6 @@ QUOTAS: Final = (
     Metric("sandq_identity_pending_messages", GAUGE, IDENTITY, "Delayed messages in these topics."),
 )
 EVERY: Final = (
-    *(*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *TENANTS, *STORAGE, *MEMBERS),
+    *(*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *NAMED_LIMITS, *TENANTS, *STORAGE, *MEMBERS),
     *(*TLS, *QUOTAS),
 )

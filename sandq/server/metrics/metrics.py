@@ -42,6 +42,7 @@ from sandq.server.audit.audit_log import AuditLog
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.http_requests import HttpProcess
+from sandq.server.metrics.named_limits import write_named_limits
 from sandq.server.metrics.node import write_members, write_quotas, write_tls
 from sandq.server.metrics.own_process import OwnProcess
 from sandq.server.metrics.text import Exposition
@@ -306,6 +307,8 @@ class Metrics:
         out.value("sandq_subscriptions", sum([group.consumers for group in groups.values()]))
         _write_topics(topics, out)
         _write_groups(groups, seen.clock.guarded_ms, out)
+        statuses = [leader.raft_group.status for topic in seen.topics for leader in topic.led().values()]
+        write_named_limits(statuses, seen.clock.guarded_ms, out)
         write_pushes(*seen.pushes, groups, out)
         if self._pusher is not None:
             out.histogram("sandq_push_request_duration_seconds", self._pusher.durations)

@@ -11,7 +11,7 @@ METHODS = {"get", "post", "put", "patch", "delete"}
 # The subject of each path: the first ones create it.
 FIRST = ("createTopic", "produce", "leaseMessages", "createSchedules")
 PLACES = {"topic": "orders", "group": "g", "partition": "0", "key": "ada", "name": "stand-up", "node": "node1",
-          "principal": "cert:till-7", "backup": "20300131T080000Z-0a1b2c"}  # fmt: skip
+          "limit": "llm", "principal": "cert:till-7", "backup": "20300131T080000Z-0a1b2c"}  # fmt: skip
 # These requests name nothing that exists. Their errors show that they were understood.
 FIXED_NAMES = {
     "ackMessages": "LEASE_LOST",

@@ -10,7 +10,8 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import NotFound, UnknownGroup
-from sandq.model.names import FAIR
+from sandq.model.group_limits import limits_of, parse_limit, with_limit
+from sandq.model.names import FAIR, LIMITS_TOPIC
 from sandq.model.piece import Piece
 from sandq.model.settings import parse_settings
 from sandq.protocol.frames import Frame
@@ -52,6 +53,7 @@ from sandq.protocol.requests_admin import (
     GroupPause,
     GroupSeek,
     GroupUpdate,
+    LimitList,
     TopicUpdate,
 )
 from sandq.protocol.requests_log import Fetch
@@ -477,8 +479,21 @@ class FakeMessages:
 
     def do_group_limit(self, connection: Any, frame: Frame) -> Any:
         request = GroupLimit.parse(frame)
+        if request.topic == LIMITS_TOPIC:
+            if LIMITS_TOPIC not in self.topics:
+                self.add_topic(LIMITS_TOPIC)
+            record = self.record(LIMITS_TOPIC)
+            settings = with_limit(record.settings, request.group, 0, parse_limit(request.limits))
+            self.topics[LIMITS_TOPIC] = record._replace(settings=settings)
+            return ()
         self.group(request.group)["limits"] = request.limits
         return ()
+
+    def do_limit_list(self, connection: Any, frame: Frame) -> Any:
+        request = LimitList.parse(frame)
+        state = {"given": 0, "given_burst": 0, "members": 0 if request.name is None else [], "unheard": 0}
+        names = [name for name in limits_of(self.record(request.topic).settings) if request.name in (None, name)]
+        return ([{"limit": name, **state} for name in names],)
 
     def do_topic_update(self, connection: Any, frame: Frame) -> Any:
         request = TopicUpdate.parse(frame)

@@ -19,6 +19,17 @@ from sandq.protocol.replies import Partition
 Ctl = Callable[..., Result]
 """`ctl("topic", "list")` runs sandctl in this process."""
 NOW_MS = 1_900_000_000_000
+NAMED_LIMIT: dict[str, Any] = {
+    "limit": "llm",
+    "max_in_flight": 50,
+    "rate": "1500/s",
+    "burst": 1500,
+    "unit": "tokens",
+    "given": 12,
+    "given_burst": 600,
+    "members": 3,
+    "unheard": 0,
+}
 """2030-03-17T17:46:40Z, in ms."""
 
 
@@ -310,6 +321,19 @@ class FakeAdmin:
 
     async def limit_group(self, topic: str, group: str, **limits: Any) -> None:
         self._client.note("limit_group", topic=topic, group=group, **limits)
+
+    async def set_limit(self, name: str, **limits: Any) -> None:
+        self._client.note("set_limit", name=name, **limits)
+
+    async def delete_limit(self, name: str) -> None:
+        self._client.note("delete_limit", name=name)
+
+    async def limits(self) -> list[dict[str, Any]]:
+        return [NAMED_LIMIT]
+
+    async def limit(self, name: str) -> dict[str, Any]:
+        member = {"topic": "chat", "partition": 0, "group": "g", "given": 12, "given_burst": 600, "unheard": False}
+        return NAMED_LIMIT | {"limit": name, "members": [member]}
 
     async def set_push(self, topic: str, group: str, **push: Any) -> dict[str, Any]:
         self._client.note("set_push", topic=topic, group=group, **push)

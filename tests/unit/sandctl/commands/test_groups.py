@@ -339,10 +339,12 @@ def test_group_limit(ctl: Ctl, client: FakeClient) -> None:
     assert ctl("group", "limit", "t", "g", "--max-in-flight", "10").stdout == "limited group g of t\n"
     assert ctl("group", "limit", "t", "g", "--rate", "50/s", "--burst", "5").exit_code == 0
     assert ctl("group", "limit", "t", "g", "--none").stdout == "group g of t has no limits\n"
+    assert ctl("group", "limit", "t", "g", "--limit", "llm").stdout == "limited group g of t\n"
     assert client.asked("limit_group") == [
         {"topic": "t", "group": "g", "max_in_flight": 10},
         {"topic": "t", "group": "g", "rate": "50/s", "burst": 5},
         {"topic": "t", "group": "g"},
+        {"topic": "t", "group": "g", "limit": "llm"},
     ]
     for wrong in (["--none", "--rate", "5"], []):
         assert ctl("group", "limit", "t", "g", *wrong).exit_code == 2
@@ -528,7 +530,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 120
+    assert len(commands(main)) == 124
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output

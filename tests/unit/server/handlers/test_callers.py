@@ -28,8 +28,8 @@ from tests.support.protocol_document import EXAMPLES, KINDS, decode, parsed
 
 CALLER = Caller("ada", "192.0.2.7:4711")
 NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo,
-             admin.ClusterClock, admin.ClusterInit, admin.Finalize, admin.EntrySkip, admin.PushList, admin.LimitList, LogLevel,
-             DebugDump, r.TopicNames, access.Identify, access.IdentityList, access.RoleList,
+             admin.ClusterClock, admin.ClusterInit, admin.Finalize, admin.EntrySkip, admin.PushList, admin.LimitList,
+             LogLevel, DebugDump, r.TopicNames, access.Identify, access.IdentityList, access.RoleList,
              AuditList, AuditNote, Slo, Overview, TopicHistory,
              BackupTopics, BackupAccess}  # fmt: skip
 """Requests that the server answers from memory, or that concern only their connection."""

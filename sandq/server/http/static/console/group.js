@@ -77,7 +77,7 @@ function standing(context, topic, group, found, again) {
     partsOf(found).length > 0 && pausesCard(context, topic, group, manages, again),
     h("dl", { class: "tiles" }, tiles),
     h("div", { class: "columns" },
-      h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate && [limits.rate, limits.unit].filter(Boolean).join(" ")], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "No limits.")),
+      h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([limits.limit && ["Named limit", limits.limit], ["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate && [limits.rate, limits.unit].filter(Boolean).join(" ")], ["Burst", limits.burst]].filter(Boolean)) : h("p", { class: "dim" }, "No limits.")),
       h("section", { class: "card" }, h("h2", {}, "Own settings"), found.settings ? facts(Object.entries(found.settings).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])) : h("p", { class: "dim" }, "It has the settings of the topic.")),
       h("section", { class: "card" }, h("h2", {}, "Push"), pushed)),
     h("section", { class: "card", "aria-label": "Consumers of the group" }, h("h2", {}, "Consumers"), consumers, commandLine(sandctl("group consumers", [topic, group]))),
@@ -179,8 +179,9 @@ function consumersView(found) {
   return [rows.element, found.left_out > 0 && h("p", { class: "dim" }, `At least ${plural(found.left_out, "consumer")} more are not shown.`)];
 }
 
-function changeLimits(topic, group, limits, done) {
-  const body = (values) => Object.fromEntries(Object.entries({ max_in_flight: values.max_in_flight ? Number(values.max_in_flight) : null, rate: values.rate || null, burst: values.burst ? Number(values.burst) : null, unit: values.unit || null }).filter(([, value]) => value !== null));
+function changeLimits(topic, group, found, done) {
+  const limits = found.limit ? { limit: found.limit } : found;
+  const body = (values) => Object.fromEntries(Object.entries({ limit: values.limit || null, max_in_flight: values.max_in_flight ? Number(values.max_in_flight) : null, rate: values.rate || null, burst: values.burst ? Number(values.burst) : null, unit: values.unit || null }).filter(([, value]) => value !== null));
   act({
     title: `Limits of ${group}`, verb: "Set them", about: "They hold over all partitions and replace the present limits. Leave all empty for no limits.",
     fields: [
@@ -188,12 +189,13 @@ function changeLimits(topic, group, limits, done) {
       { name: "rate", label: "Rate", value: limits.rate ?? "", placeholder: "50/s" },
       { name: "burst", label: "Burst", kind: "number", value: limits.burst ?? "", help: "Most messages at once after a pause; only with a rate." },
       { name: "unit", label: "Unit", value: limits.unit ?? "", placeholder: "messages", help: "If the rate counts costs of messages, their unit, for example tokens." },
+      { name: "limit", label: "Named limit", value: limits.limit ?? "", help: "Instead of the others: a limit that groups of several topics share." },
     ],
     command: (values) => {
       const given = body(values);
-      return sandctl("group limit", [topic, group], Object.keys(given).length ? { "max-in-flight": given.max_in_flight, rate: given.rate, burst: given.burst, unit: given.unit } : { none: true });
+      return sandctl("group limit", [topic, group], Object.keys(given).length ? { limit: given.limit, "max-in-flight": given.max_in_flight, rate: given.rate, burst: given.burst, unit: given.unit } : { none: true });
     },
-    preview: (values) => changes(limits, { max_in_flight: null, rate: null, burst: null, unit: null, ...body(values) }),
+    preview: (values) => changes(limits, { limit: null, max_in_flight: null, rate: null, burst: null, unit: null, ...body(values) }),
     run: async (values) => { await put(path("topics", topic, "groups", group, "limits"), body(values)); return "Limits set"; },
     done,
   });

@@ -20,6 +20,7 @@ const ROUTES = [
   [/^#\/topics\/([^/]+)\/groups\/([^/]+)(?:\/([a-z]+))?$/, async () => (await import("./group.js")).groupView],
   [/^#\/topics\/([^/]+)(?:\/([a-z]+))?$/, async () => (await import("./topic.js")).topicView],
   [/^#\/groups$/, async () => (await import("./groups.js")).groupsView],
+  [/^#\/limits$/, async () => (await import("./limits.js")).limitsView],
   [/^#\/lateness$/, async () => (await import("./slo.js")).sloView],
   [/^#\/sql$/, async () => (await import("./sql.js")).sqlView],
   [/^#\/cluster$/, async () => (await import("./cluster.js")).clusterView],
@@ -30,7 +31,7 @@ const ROUTES = [
 
 // Links at the top: [address, text, key to press after g, required rights].
 const LINKS = [
-  ["#/", "Topics", "t"], ["#/groups", "Groups", "g"], ["#/lateness", "Lateness", "l"], ["#/sql", "SQL", "s"], ["#/cluster", "Cluster", "c"],
+  ["#/", "Topics", "t"], ["#/groups", "Groups", "g"], ["#/limits", "Limits", "m"], ["#/lateness", "Lateness", "l"], ["#/sql", "SQL", "s"], ["#/cluster", "Cluster", "c"],
   ["#/access", "Access", "a", ["security"]], ["#/audit", "Audit", "u", ["security"]], ["#/backups", "Backups", "b", ["cluster", "read"]],
 ];
 
@@ -46,6 +47,7 @@ const HELP = [
   [/^#\/topics\/[^/]+\/partitions/, "operations/clusters/#leaders"],
   [/^#\/topics\/[^/]+/, "topics/pending/#forecast"],
   [/^#\/groups/, "topics/groups/"],
+  [/^#\/limits/, "topics/groups/#named-limits"],
   [/^#\/lateness/, "slo/"],
   [/^#\/sql/, "sql/"],
   [/^#\/cluster/, "operations/alerts/#what-needs-attention"],
