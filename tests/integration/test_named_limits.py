@@ -137,6 +137,15 @@ async def test_topic_of_the_limits_is_not_for_messages(api: sandq.Client) -> Non
     await api.admin.set_limit("llm", rate=5)
     with pytest.raises(InvalidRequest, match="no messages can be sent to it"):
         await api.produce("sandq.limits", b"a")
+    with pytest.raises(InvalidRequest, match="no messages can be sent to it"):
+        await api.schedules("sandq.limits").create("s", b"m", every="1h")
+    with pytest.raises(InvalidSetting, match="no messages can be sent to it"):
+        await api.admin.create_topic("u", dead_letter_topic="sandq.limits")
+    await api.admin.create_topic("t")
+    await api.produce("t", b"a")
+    (lease,) = await api.leases("t", "g").take(1, wait="1m")
+    with pytest.raises(InvalidRequest, match="no messages can be sent to it"):
+        await api.leases("t", "g").ack([lease], then=[sandq.Outgoing(b"m", topic="sandq.limits")])
     with pytest.raises(InvalidRequest, match="it has no messages"):
         await api.leases("sandq.limits", "llm").take(1)
     with pytest.raises(InvalidRequest, match="cannot be deleted"):

@@ -10,7 +10,7 @@ from sandq.model.errors import (
     Conflict,
     InvalidSetting,
 )
-from sandq.model.names import COMPACTED
+from sandq.model.names import COMPACTED, INTERNAL
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC, DeadLetterTopic
 
 TOPICS_NAMED: Final = 8
@@ -29,6 +29,8 @@ def find_dead_letter_topic(view: MetadataView, name: str, record: dict[str, Any]
     mistake = None
     if wanted == name:
         mistake = "the dead letters of a topic must go to a different topic"
+    elif wanted in INTERNAL:
+        mistake = f"topic {wanted!r} belongs to sandq: no messages can be sent to it"
     elif topic is None:
         mistake = f"there is no topic {wanted!r}; create it first"
     elif topic.kind == COMPACTED:

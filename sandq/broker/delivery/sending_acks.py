@@ -15,7 +15,7 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED, Limits
-from sandq.model.names import COMPACTED, FAIR, RANKED
+from sandq.model.names import COMPACTED, FAIR, RANKED, check_not_internal
 from sandq.model.outbox import route
 from sandq.model.partitioning import KeyPartitions, delimiter_of
 from sandq.model.topic_limits import TopicLimits
@@ -61,6 +61,7 @@ def command_of(
             fields[Column.TENANT] = tenant.encode()
         partition = _partition_of(fields, topic, own, request.partition)
         try:
+            check_not_internal(topic.name, "no messages can be sent to it")
             own_limits = catalog.limits_of(topic, access)
             _check(fields, at_ms, is_delay, now_ms, limits, target_of(topic, partition), own_limits)
         except InvalidRequest as error:

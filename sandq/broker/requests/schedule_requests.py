@@ -23,7 +23,7 @@ from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest, SandqError, TooLarge, Unavailable
 from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.limits import FIXED, Limits
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, of_schedule
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_not_internal, of_schedule
 from sandq.model.partitioning import partition_for
 from sandq.model.retries import MessageRules
 from sandq.model.topic_limits import TopicLimits
@@ -98,6 +98,7 @@ class ScheduleRequests:
         """Create schedules or change their settings. Return an outcome for each item.
 
         If an item is invalid, raise InvalidRequest for the first such item, and change nothing."""
+        check_not_internal(request.topic, "no messages can be sent to it")
         host, target = self._target(request.topic, request.partition)
         names = [item[0] for item in request.items]
         if len({*names}) < len(names):

@@ -9,8 +9,10 @@ import pytest
 from sandq.model.group_limits import limits_of, parse_limit, with_limit
 from sandq.partition import commands as c
 from sandq.partition.base import rows
+from sandq.partition.queries.limit_reasons import limit_reason
 from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import Bench, T
+from tests.support.partition.restore_bench import restored
 
 
 def limit(bench: Bench, at: int = 0, partitions: int = 1, group: str = "g", **given: Any) -> None:
@@ -156,3 +158,44 @@ def test_older_settings_bring_no_older_limits(bench: Bench) -> None:
     assert limits_of(bench.machine.settings) == {} and bench.one(at=30).total == 2
     bench.restart()
     assert bench.status().limits is None
+
+
+def test_group_of_a_named_limit_gets_nothing_before_its_share() -> None:
+    bench = Bench()
+    bench.open()
+    bench.append("a", "b")
+    limit(bench, limit="llm")
+    assert bench.lease() == []
+    reason = limit_reason(bench.machine.groups.named("g"), bench.machine.now_ms)
+    assert reason == "it waits for the limit llm: topic sandq.limits has not given this partition a share yet"
+    # Shares of another use of the limit, of an older definition, and without a definition change nothing.
+    definition = [1, None, None, None]
+    assert bench.apply(0, c.AllowLimit([("g", 9, 4, 7, 1, 0, 0, definition), ("g", 1, 4, 7, 1, 0, 0, None)])) == [None]
+    assert bench.lease() == []
+    bench.apply(0, c.AllowLimit([("g", 1, 4, 7, 1, 0, 0, definition)]))
+    bench.restart()
+    bench.apply(0, c.AllowLimit([("g", 1, 3, 8, 2, 0, 0, definition)]))
+    assert len(bench.lease(limit=5)) == 1
+    bench.apply(0, c.AllowLimit([("g", 1, 5, 0, 0, 0, 0, [9, None, None, None])]))
+    assert bench.lease() == [], "a new definition begins with a share of nothing"
+    limit(bench)
+    assert len(bench.lease()) == 1
+
+
+def test_restored_partition_begins_with_fresh_limits() -> None:
+    """A backup has the partitions at different times, and indexes of the new log are lower than stored versions."""
+    bench = Bench()
+    bench.open()
+    bench.append("a", "b", "c")
+    limit(bench, partitions=2, max_in_flight=5)
+    bench.apply(0, c.ShareLimit("g", 1, [(1, 0, 0, 0)], [(1, 4, 0)]))
+    there = restored(bench)
+    found = there.machine.limits.ledger("g")
+    assert found is not None and (found.shares, found.unheard) == ({}, (1,))
+    assert there.rows(rows.SHARE) == []
+    named = Bench()
+    named.open()
+    limit(named, limit="llm")
+    named.apply(0, c.AllowLimit([("g", 1, 4, 700, 1, 0, 0, [1, None, None, None])]))
+    allowed = restored(named).machine.limits.status()
+    assert allowed is not None and (allowed.allowances["g"].epoch, allowed.allowances["g"].version) == (0, 0)

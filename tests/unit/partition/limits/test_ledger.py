@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sandq.model.group_limits import GroupLimit
+from sandq.model.limits import FIXED
 from sandq.partition.limits.allowance import fresh
-from sandq.partition.limits.ledger import Confirmed, Ledger
+from sandq.partition.limits.ledger import Confirmed, Ledger, Member
 
 NOW_US = 1_000_000_000
 
@@ -88,3 +89,37 @@ def test_units_owe_the_same_where_the_clock_is_another() -> None:
         ledger.share_out([(1, 0, 0)], 0, 8, NOW_US)
         ledger.confirm([Confirmed(1, 8, 0, other.returned_us)], NOW_US + 1000)
         assert [ledger.own.available(0, NOW_US + at, 100) for at in (1000, 1999, 2000, 5000)] == [0, 0, 1, 4]
+
+
+def test_members_of_a_named_limit_get_shares_after_their_first_report() -> None:
+    ledger = ledger_of(0)
+    assert ledger.own.available(0, NOW_US, 100) == 10, "without members, the home keeps the limit"
+    one, other = Member(5, 1, "g"), Member(6, 1, "g")
+    assert ledger.join([one, other, one], 100) == [100, 101]
+    assert ledger.join([other], 200) == []
+    ledger.distribute()
+    assert ledger.unheard() == [100, 101] and ledger.own.available(0, NOW_US, 100) == 0
+    assert ledger.confirm([Confirmed(100, 0, 2, 0), Confirmed(101, 0, 0, 0), Confirmed(7, 0, 9, 0)], NOW_US) == {
+        100,
+        101,
+    }
+    assert ledger.share_out([(101, 10, 0), (7, 5, 0)], 0, 8, NOW_US) == {101}
+    assert (ledger.shares[101].in_flight, ledger.status().given) == (8, (10, 0)), "the first member has two in flight"
+
+
+def test_members_that_leave_return_their_units_with_a_debt() -> None:
+    ledger = ledger_of(0, most=4, burst=4)
+    ledger.join([Member(5, 1, "g")], 100)
+    ledger.confirm([Confirmed(100, 0, 0, 0)], NOW_US)
+    ledger.share_out([(100, 4, 3)], 0, 7, NOW_US)
+    assert ledger.leave([100, 55], NOW_US) == [100]
+    ledger.distribute()
+    assert (ledger.own.in_flight, ledger.own.part.units, ledger.shares, ledger.members) == (4, 4, {}, {})
+    assert ledger.own.available_units(NOW_US) == 1, "the three units may be used up"
+    assert ledger.own.available_units(NOW_US + 4000) == 4
+
+
+def test_number_of_members_is_limited() -> None:
+    ledger = ledger_of(0)
+    assert len(ledger.join([Member(at, 1, "g") for at in range(FIXED.limit_members + 9)], 100)) == FIXED.limit_members
+    assert ledger_of(2).join([Member(5, 1, "g")], 100) == [], "the limits of a group have no members"
