@@ -156,6 +156,8 @@ def test_fixed_limits_of_formats_are_those_of_the_code() -> None:
         "error_chars": f"{FIXED.error_chars:,} characters of the error",
         "groups_per_topic": f"{FIXED.groups_per_topic:,} groups",
         "limited_groups": f"{FIXED.limited_groups:,} groups",
+        "named_limits": f"{FIXED.named_limits:,} named limits",
+        "limit_members": f"{FIXED.limit_members:,} partitions of groups",
         "identities": f"{FIXED.identities:,} identities",
         "roles": f"{FIXED.roles:,} roles",
         "grants": f"{FIXED.grants} grants",
