@@ -98,6 +98,29 @@ def test_a_message_is_produced_with_a_cost_for_a_rate_with_a_unit(console: Conso
     assert api("GET", f"/topics/{name}/groups/workers")["limits"]["burst"] == 1500
 
 
+def test_named_limit_is_set_used_and_deleted(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "sharing")
+    api("POST", f"/topics/{name}", {"text": "a"})
+    api.lease(name, "workers")
+    console.go("#/limits")
+    said = console.act("Set a limit…", "Set it", name="llm", rate="1500/s", unit="tokens", max_in_flight="50")
+    assert "sandctl limit set llm --max-in-flight 50 --rate 1500/s --unit tokens" in said
+    browser.reads("1500/s tokens")
+    browser.reads("in force")
+    console.go(f"#/topics/{name}/groups/workers")
+    said = console.act("Limits…", "Set them", limit="llm")
+    assert f"sandctl group limit {name} workers --limit llm" in said
+    browser.reads("Named limit")
+    assert api("GET", f"/topics/{name}")["group_limits"]["workers"]["limit"] == "llm"
+    console.act("Limits…", "Set them", limit="")
+    console.go("#/limits")
+    said = console.act("Delete…", "Delete")
+    assert "sandctl limit delete llm" in said
+    browser.reads("There are none.")
+    assert api("GET", "/limits")["limits"] == []
+
+
 def test_a_debounced_message_is_produced(console: Console) -> None:
     browser, api = console.browser, console.api
     topic(api, "pages.debounced")
