@@ -22,7 +22,16 @@ from sandq.backup import (
     verify_backup,
 )
 from sandq.client.backups import BackupTransfer
-from sandq.errors import Conflict, Forbidden, InvalidRequest, NotFound, TopicExists, Unavailable, UnknownTopic
+from sandq.errors import (
+    Conflict,
+    Forbidden,
+    InvalidName,
+    InvalidRequest,
+    NotFound,
+    TopicExists,
+    Unavailable,
+    UnknownTopic,
+)
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
 from sandq.node import run_node
@@ -90,6 +99,30 @@ async def test_topic_is_restored_under_another_name_with_all_content(api: sandq.
         assert (held.value, held.attempt) == (b"held", 1)
     new = await api.produce("u", b"new", key=b"1", delay="2h")
     assert new not in before["ids"]
+
+
+async def test_named_limits_are_restored_unused(api: sandq.Client, location: Any, tmp_path: Path) -> None:
+    await api.admin.set_limit("llm", max_in_flight=2)
+    await api.admin.create_topic("t", lease="1h")
+    await api.admin.limit_group("t", "g", limit="llm")
+    for number in range(4):
+        await api.produce("t", b"%d" % number)
+    held: list[sandq.LeasedMessage] = []
+    while len(held) < 2:
+        held += await api.leases("t", "g").take(4, wait="1m")
+    manifest = await create_backup(api, location)
+    with pytest.raises(InvalidName, match="reserved"):
+        await restore_backup(api, location, manifest.backup_id, names={"t": "sandq.limits"}, topics=["t"])
+    async with run_node(small_config(tmp_path / "other")) as serving, connected(serving) as other:
+        restored = await restore_backup(other, location, manifest.backup_id)
+        assert {*restored.topics} == {"t", "sandq.limits"}
+        limit = await other.admin.limit("llm")
+        assert (limit["max_in_flight"], limit["given"]) == (2, 0) and limit["members"] == []
+        await other.admin.resume_group("t", "g")
+        again: list[sandq.LeasedMessage] = []
+        while len(again) < 2:
+            again += await other.leases("t", "g").take(4, wait="1m")
+        assert len(again) == 2 and await other.leases("t", "g").take(4) == []
 
 
 async def test_a_topic_that_is_there_is_not_written_over(api: sandq.Client, location: Any) -> None:

@@ -350,10 +350,12 @@ class TopicAdministration:
         """Delete a topic. Return when the topic is deleted; its disk space is reclaimed later.
 
         Raise UnknownTopic; Conflict if the topic is the dead letter topic of another topic."""
-        check_not_internal(request.name, "it cannot be deleted; delete the limits in it")
         self._changes.check_ready()
 
         async def delete() -> None:
+            topic = self._changes.view.topics.get(request.name)
+            if topic is not None and RESTORING not in topic.settings:
+                check_not_internal(request.name, "it cannot be deleted; delete the limits in it")
             check_no_dead_letters_come(self._changes.view, request.name)
             await self._changes.commit(m.DeleteTopic(request.name))
             log.info("topic deleted", topic=request.name)
