@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from sandq.model.access import Access, Right
 from sandq.model.errors import Forbidden
 from sandq.model.limits import FIXED
+from sandq.model.names import LIMITS_TOPIC
 
 OPEN_PATHS: Final = frozenset({"/", "/livez", "/healthz", "/readyz", "/openapi.json", "/docs", "/help"})
 """Paths that need no authentication."""
@@ -29,10 +30,12 @@ class Needs(NamedTuple):
     rights: tuple[Right, ...]
     is_of_topic: bool = False
     is_of_group: bool = False
+    topic: str | None = None
+    """The topic on which the rights are needed, if the path has none."""
 
     def refusal(self, access: Access, names: Mapping[str, Any]) -> Forbidden | None:
         """Return why the caller may not use the route; None if it may. `names`: the parameters of the path."""
-        topic = truncated(names.get("topic")) if self.is_of_topic else None
+        topic = truncated(names.get("topic")) if self.is_of_topic else self.topic
         group = truncated(names.get("group")) if self.is_of_group else None
         for right in self.rights:
             if not access.allows(right, topic, group):
@@ -61,6 +64,7 @@ def _group(*rights: Right) -> Needs:
     return Needs(rights, is_of_topic=True, is_of_group=True)
 
 
+_LIMITS: Final = "/limits/{limit}"
 _CLUSTER: Final = Needs((Right.CLUSTER,))
 _SECURITY: Final = Needs((Right.SECURITY,))
 _BACKUP: Final = Needs((Right.CLUSTER, Right.READ))
@@ -113,6 +117,9 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("DELETE", f"{_GROUP}/push"): _group(_M),
     ("GET", f"{_GROUP}/push"): _group(_R),
     ("GET", f"{_TOPIC}/pushes"): _topic(_R),
+    # Named limits.
+    **{("GET", path): Needs((_R,), topic=LIMITS_TOPIC) for path in ("/limits", _LIMITS)},
+    **{(method, _LIMITS): Needs((_M,), topic=LIMITS_TOPIC) for method in ("PUT", "DELETE")},
     # Schedules.
     ("GET", f"{_TOPIC}/schedules"): _topic(_R),
     ("POST", f"{_TOPIC}/schedules"): _topic(_M),

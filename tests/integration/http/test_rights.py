@@ -46,7 +46,7 @@ NAMES = {
         "key:key": "k",
         "name": "daily",
     },
-    **{"node": "node1", "asset": "swagger-ui.css", "principal": "cert:x"},
+    **{"limit": "llm", "node": "node1", "asset": "swagger-ui.css", "principal": "cert:x"},
 }
 
 
@@ -175,6 +175,11 @@ def allowed(name: str, method: str, path: str) -> bool:
         ("operator", "GET", "/audit", False),
         ("admin", "GET", "/audit", True),
         ("admin", "PUT", "/topics/{topic}/groups/{group}/push", True),
+        ("operator", "PUT", "/limits/{limit}", True),
+        ("writer", "PUT", "/limits/{limit}", False),
+        ("reader", "GET", "/limits", True),
+        ("team", "GET", "/limits", False),
+        ("team", "DELETE", "/limits/{limit}", False),
     ],
 )
 def test_roles_allow_their_routes(role: str, method: str, path: str, is_allowed: bool) -> None:
