@@ -18,6 +18,7 @@ from sandq.partition.base.stale_heaps import LeastOf
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.limits.allowance import Allowance
 from sandq.partition.log.counts import Counts
 from sandq.partition.shared_state import LogState
 
@@ -264,7 +265,7 @@ class StatusTable:
         taken_ms = _head_ms(group, view)
         next_ms, limit = _next_ms(group, taken_ms), None
         if group.allowance is not None:
-            free_ms = group.allowance.free_ms(now_ms * 1000)
+            free_ms = _free_ms(group, group.allowance, taken_ms, now_ms)
             limit = Limited(next_ms, group.has_capacity, free_ms, group.allowance.needed)
             if not limit.has_capacity or limit.free_ms is None:
                 next_ms = None
@@ -369,3 +370,22 @@ def _next_ms(group: Group, head_ms: int | None) -> int | None:
     if head_ms is not None:
         times.append(head_ms)
     return min(times, default=None)
+
+
+def _free_ms(group: Group, allowance: Allowance, head_ms: int | None, now_ms: int) -> int | None:
+    """Return when the rate allows the next message, in ms, as `Allowance.free_ms` does. `head_ms`: as `_head_ms`
+    returned.
+
+    In a topic that ranks messages, a message that is not in a ready queue yet may come before the message that waits
+    for the rate. Only a lease ranks it. So the result is not later than the time at which that message is due and the
+    rate allows any message."""
+    free_ms = allowance.free_ms(now_ms * 1000)
+    if group.ready is None or free_ms == 0:
+        return free_ms
+    waiting = group.next_waiting()
+    unranked_ms = [at_ms for at_ms in (head_ms, None if waiting is None else waiting.due_ms) if at_ms is not None]
+    any_ms = allowance.free_ms(now_ms * 1000, 1)
+    if not unranked_ms or any_ms is None:
+        return free_ms
+    at_ms = max(min(unranked_ms), any_ms)
+    return at_ms if free_ms is None else min(at_ms, free_ms)

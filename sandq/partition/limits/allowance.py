@@ -146,14 +146,15 @@ class Allowance:
         """Return how many units of the rate there are now."""
         return available(self.limit, self.part, now_us) if self.part.units else 0
 
-    def free_ms(self, now_us: int) -> int | None:
+    def free_ms(self, now_us: int, units: int | None = None) -> int | None:
         """Return when the rate allows the next message, in ms. 0: now, or there is no rate. None: the home partition
-        must allow units first."""
+        must allow units first. `units`: number of units that the message needs; by default, `needed`."""
         if self.limit.interval_us is None:
             return 0
-        if self.part.units < self.needed:
+        units = self.needed if units is None else units
+        if self.part.units < units:
             return None
-        at_us = free_us(self.limit, self.part, self.needed, now_us)
+        at_us = free_us(self.limit, self.part, units, now_us)
         return 0 if at_us <= now_us else -(-at_us // 1000)
 
     def serve(self, units: int, now_us: int) -> None:

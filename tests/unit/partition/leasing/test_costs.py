@@ -163,6 +163,57 @@ def test_costs_in_topics_with_ranks(kind: str) -> None:
     assert bench.values(bench.lease(limit=10, at=1200)) == ["d"]
 
 
+def ranked_behind_a_large_message(**settings: Any) -> RankedBench:
+    """Return a group that waits for the units of a message with cost 10."""
+    bench = RankedBench("priority", **settings)
+    bench.open()
+    limit(bench, **LIMIT)
+    bench.add("first", "large", costs=[5, 10], priority=5)
+    assert bench.values(bench.lease()) == ["first"]
+    assert bench.lease() == []
+    assert next_ms(bench) == 500
+    return bench
+
+
+def test_message_of_a_better_priority_does_not_wait_for_the_units_of_a_larger_one() -> None:
+    bench = ranked_behind_a_large_message()
+    bench.add("urgent", costs=[2], priority=0, at=10)
+    assert next_ms(bench) == 10
+    bench.restart()
+    assert next_ms(bench) == 10
+    assert bench.values(bench.lease(at=10)) == ["urgent"]
+    assert bench.lease(at=10) == []
+    assert next_ms(bench) == 700, "nothing else may come first, so no lease is needed before"
+    assert bench.values(bench.lease(at=700)) == ["large"]
+
+
+def test_scheduled_message_of_a_better_priority_is_leased_at_its_time_before_a_larger_one() -> None:
+    bench = ranked_behind_a_large_message()
+    bench.add("later", costs=[2], priority=0, due=[300], at=10)
+    assert next_ms(bench) == 300
+    assert bench.values(bench.lease(at=300)) == ["later"]
+
+
+def test_retry_of_a_better_priority_is_leased_at_its_time_before_a_larger_one() -> None:
+    bench = ranked_behind_a_large_message(backoff={"kind": "fixed", "first": "300ms", "jitter_percent": 0})
+    bench.add("urgent", costs=[2], priority=0)
+    bench.nack(bench.one().token)
+    assert bench.lease() == []
+    assert next_ms(bench) == 300
+    assert bench.values(bench.lease(at=300)) == ["urgent"]
+
+
+def test_message_that_is_not_ranked_yet_waits_for_any_unit() -> None:
+    bench = RankedBench("priority")
+    bench.open()
+    limit(bench, **LIMIT)
+    bench.add("first", "large", costs=[15, 10], priority=5)
+    assert bench.values(bench.lease()) == ["first"]
+    assert bench.lease() == []
+    bench.add("urgent", costs=[2], priority=0)
+    assert next_ms(bench) == 600
+
+
 def test_tenants_share_a_rate_message_by_message() -> None:
     bench = RankedBench("fair")
     bench.open()
