@@ -68,11 +68,16 @@ class GroupPump:
         So retries get half of the time at most, and new messages find the node idle more often (ADR 54)."""
         self.rest_ms = now_ms + min(now_ms - self.asked_ms, MOST_REST_MS)
 
+    def is_resting(self, now_ms: int) -> bool:
+        """Return whether leases take no spilled retries now. A rest that would take longer than `MOST_REST_MS` began
+        before the clock was set back, and is over."""
+        return 0 < self.rest_ms - now_ms <= MOST_REST_MS
+
     def free_ms(self, group: GroupStatus, now_ms: int) -> int:
         """Return the time in ms from which the next lease may be requested. If only retries are due, this is not before
         they may be taken."""
         head_ms = group.head_ms
-        if now_ms >= self.rest_ms or (head_ms is not None and head_ms <= now_ms):
+        if not self.is_resting(now_ms) or (head_ms is not None and head_ms <= now_ms):
             return group.not_before_ms
         return max(group.not_before_ms, self.rest_ms if head_ms is None else min(self.rest_ms, head_ms))
 

@@ -436,7 +436,7 @@ class PartitionLeader:
         if pump.is_scheduled and not pump.has_new:
             # A lease is sent when its last message is due. So the window limits how late the first message is.
             horizon_ms = max(now_ms, min(now_ms + self._ahead_ms, next_ms + self._span_ms))
-        pump.recalls = now_ms >= pump.rest_ms
+        pump.recalls = not pump.is_resting(now_ms)
         command = c.Lease(name, horizon_ms, tuple(grants), pump.recalls)
         pump.busy, pump.asked_ms, pump.asked_free_since_ms = True, now_ms, pump.free_since_ms
         try:

@@ -15,6 +15,8 @@ from tests.support.partition.leader_bed import LeaderBed
 from tests.support.partition.spilling import spilling_all
 
 TOOK_MS = 20
+WRONG_MS = 40 * 86_400_000
+"""How far a wrong clock is ahead."""
 
 
 class SlowLeases(LeaderBed):
@@ -121,3 +123,20 @@ def test_clock_that_was_set_back_causes_no_rest() -> None:
     pump.asked_ms = 1000
     pump.rest(995)
     assert pump.rest_ms < 995
+
+
+def test_rest_is_over_if_the_clock_is_set_back(bed: SlowLeases) -> None:
+    bed.clock.ms += WRONG_MS
+    bed.fail(2, delays_ms=[1000])
+    bed.took_ms = TOOK_MS
+    bed.advance(1000)
+    assert bed.counts == [2]
+    bed.took_ms = 0
+    bed.clock.ms -= WRONG_MS
+    bed.call(c.ClockReset(bed.clock.ms))
+    for _ in range(20):
+        bed.call(c.Upkeep())
+    bed.advance(10)
+    bed.fail(2, delays_ms=[1000])
+    bed.advance(1000)
+    assert bed.counts == [2]
