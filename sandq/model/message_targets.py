@@ -114,7 +114,7 @@ class PushTarget:
         if not isinstance(found, Mapping):
             raise InvalidRequest("push: an object with a url is expected")
         if unknown := sorted(str(name)[:40] for name in found if name not in _FIELDS):
-            raise InvalidRequest(f"push: {unknown[0]} is no part of a target; there are {', '.join(_FIELDS)}")
+            raise InvalidRequest(f"push: {unknown[0]!r} is no part of a target; there are {', '.join(_FIELDS)}")
         if found.get("url") is None:
             raise InvalidRequest("push: url is missing")
         return cls(**{name: value for name, value in found.items() if value is not None})

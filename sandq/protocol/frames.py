@@ -436,7 +436,7 @@ def _too_much_control(size: int, limit: int) -> FrameTooLarge:
 
 _pack = msgpack.Packer(autoreset=True).pack
 _pack_header = msgpack.Packer(autoreset=True).pack_array_header
-_pack_lenient = msgpack.Packer(autoreset=True, default=str).pack
+_pack_lenient = msgpack.Packer(autoreset=True, default=str, unicode_errors="backslashreplace").pack
 
 
 def encode_frame(*fields: Any) -> bytes:
@@ -513,7 +513,8 @@ def encode_replies(replies: Iterable[tuple[Any, ...]]) -> bytes:
 
 
 def encode_error(request_id: int, error: SandqError) -> bytes:
-    """Return the reply to a request that failed. Details that msgpack cannot encode are sent as text."""
+    """Return the reply to a request that failed. Details that msgpack cannot encode are sent as text, and unpaired
+    surrogates as escapes."""
     code, message, retriable, details = to_wire(error)
     body: bytes = _pack_lenient((255, request_id, code, message, retriable, details))
     return LENGTH.pack(len(body)) + body

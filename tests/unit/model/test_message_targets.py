@@ -67,7 +67,7 @@ def test_mapping_is_a_target() -> None:
         ({"url": 5}, "url: text of printable ASCII"),
         ({"url": "ftp://shop.example"}, "begins with https"),
         ({"url": "https://user@shop.example/"}, "a user or a password"),
-        ({"url": URL, "methd": "GET"}, "methd is no part of a target"),
+        ({"url": URL, "methd": "GET"}, "'methd' is no part of a target"),
         ({"url": URL, "method": "post"}, "method: one of POST"),
         ({"url": URL, "method": "CONNECT"}, "method: one of POST"),
         ({"url": URL, "method": ["GET"]}, "method: one of POST"),
@@ -198,3 +198,22 @@ def test_callbacks_need_their_topics_and_rights() -> None:
     for topic in ("failed", "gone"):
         with pytest.raises(Forbidden, match=f"produce on topic '{topic}'"):
             check_target(header(callback="done", failure_callback=topic), some)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"url":"https://a.example","\ud800":1}',
+        r'{"url":"https://a.example","method":"\ud800"}',
+        r'{"url":"https://a.example","timeout":"\ud800"}',
+        r'{"url":"https://a.example","headers":{"\ud800":"x"}}',
+        r'{"url":"https://a.example","headers":{"a":"\ud800"}}',
+        r'{"url":"https://\ud800"}',
+        r'{"url":"https://a.example","callback":"\ud800"}',
+        r'{"url":"https://a.example","failure_callback":"\ud800"}',
+    ],
+)
+def test_error_about_an_unpaired_surrogate_can_be_encoded(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_target({PUSH_HEADER: text}, rules_of(PushRules()))
+    assert caught.value.message.encode()

@@ -214,6 +214,12 @@ def test_errors_cross_the_wire() -> None:
         assert type(decode_error(broken)) is ProtocolError
 
 
+def test_error_with_an_unpaired_surrogate_is_encoded_with_an_escape() -> None:
+    wrong = InvalidRequest("no \ud800 here", name="\udfff")
+    found = decode_error(FrameReader().feed(encode_error(9, wrong))[0])
+    assert (found.message, found.details["name"]) == (r"no \ud800 here", r"\udfff")
+
+
 def test_replies_and_reserved_numbers() -> None:
     assert FrameReader().feed(encode_reply(7, "a", None)) == [[0, 7, "a", None]]
     assert {*range(67, 72), 85} == RESERVED
