@@ -82,11 +82,25 @@ async def test_hung_name_server_delays_no_other_look_up(resolver: FakeResolver) 
     """Waiting look-ups of one name use one thread. They use no threads of the node's other work."""
     lookups = Lookups()
     async with trio.open_nursery() as nursery:
-        for number in range(LOOKUPS_MOST - 1):
+        for number in range(LOOKUPS_MOST // 2 - 1):
             nursery.start_soon(lookups.find, f"hang{number}.test", 443)
         for _ in range(LOOKUPS_MOST):
             nursery.start_soon(lookups.find, "hang0.test", 443)
         await trio.testing.wait_all_tasks_blocked()
         assert await lookups.find("a.test", 443) == ["192.0.2.1"]
         assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_name_that_was_found_does_not_wait_for_hung_look_ups(
+    resolver: FakeResolver, mock_clock: trio.testing.MockClock
+) -> None:
+    lookups = Lookups()
+    await lookups.find("a.test", 443)
+    async with trio.open_nursery() as nursery:
+        for number in range(2 * LOOKUPS_MOST):
+            nursery.start_soon(lookups.find, f"hang{number}.test", 443)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(SHARED_S)
+        assert await lookups.find("a.test", 443) == ["192.0.2.1"]
         nursery.cancel_scope.cancel()
