@@ -223,7 +223,8 @@ class ReadyQueues:
         again = self.limits.begin(step, self._by_tenant, most_waiting, in_flight)
         again |= self.limits.crowding.stopped & self._back_of.keys()
         present = sorted([tenant for tenant in again if tenant in self._by_tenant])
-        may = {tenant: self._may_be_served(tenant) for tenant in in_slices(present)}
+        # A tenant without messages is not decided about: on a restarted replica, it is unknown.
+        may = {tenant: self._has_messages(tenant) and self._may_be_served(tenant) for tenant in in_slices(present)}
         # Activate the tenants that may have turns before ending others. Ending a tenant forgets the times of the nodes
         # below its name, unless one of these nodes is active. On a restarted replica, a tenant that ends here was never
         # active, so it would forget nothing, and the replicas would diverge.
@@ -242,6 +243,10 @@ class ReadyQueues:
     def _may_be_served(self, tenant: str) -> bool:
         """Decide whether a tenant with messages may have turns."""
         return self.limits.may_be_served(tenant, self._has_back)
+
+    def _has_messages(self, tenant: str) -> bool:
+        """Return whether a tenant has messages: its queues may have been emptied since the last round of turns."""
+        return any(queue.messages for queue in self._by_tenant[tenant]) or self._has_back(tenant)
 
     def _has_back(self, tenant: str) -> bool:
         """Return whether a tenant has returned messages."""
