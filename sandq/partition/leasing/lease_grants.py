@@ -117,6 +117,10 @@ class LeaseGrants:
         """Whether the next message does not fit into the budget. No later messages are leased before it."""
         return self._budget is not None and self._budget.needed is not None
 
+    def _fits(self, entry: LogEntry) -> bool:
+        """Return whether the first message of an entry fits into the budget."""
+        return self._budget is None or self._budget.most(entry.cost) > 0
+
     @property
     def _is_spent(self) -> bool:
         """Whether the budget of this log entry for dead and dropped messages is spent."""
@@ -203,15 +207,14 @@ class LeaseGrants:
             rules = entry.extra.retry if entry.extra is not None else None
             if taken and rules != lease.retry:
                 break
-            if self._budget is not None and not self._budget.most(entry.cost):
-                break
             expires_ms = self._ttl.entry_expires_ms(entry)
-            if self._is_spent and expires_ms is not None and expires_ms <= lease.leased_ms:
+            is_expired = expires_ms is not None and expires_ms <= lease.leased_ms
+            if self._is_spent if is_expired else not self._fits(entry):
                 break
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
             self._unique.mark_delivered(step, group, entry)
             size += entry.size
-            if expires_ms is not None and expires_ms <= lease.leased_ms:
+            if is_expired:
                 group.order.remove(offset)
                 self._dead.expire(step, group, [Range(offset, 1)], kept)
             else:
@@ -241,11 +244,13 @@ class LeaseGrants:
                 self._dead.expire(step, group, [Range(entry.first, entry.length)], False)
                 return False
             key = entry.extra.order if entry.extra is not None else None
+            if key is not None and group.order.is_full(key):
+                group.order.block(entry.first, key)
+                view.put(rows.of_group(rows.BLOCKED, group.group_id, entry.first), rows.pack(key))
+                return False
+            if not self._fits(entry):
+                return None
             if key is not None:
-                if group.order.is_full(key):
-                    group.order.block(entry.first, key)
-                    view.put(rows.of_group(rows.BLOCKED, group.group_id, entry.first), rows.pack(key))
-                    return False
                 group.order.start(entry.first, key)
             self._unique.mark_delivered(step, group, entry)
             return True

@@ -255,7 +255,8 @@ class LogReader:
         Stop after `limit` messages, or after the message that brings the bytes to `max_bytes` (in a small row: after
         the row). If `is_alike`, stop before a message whose own retry rules differ from those of the messages before.
         Stop before a message that does not fit into the `budget` for costs, and spend the costs of the taken messages.
-        `judge` decides about entries with an extra, or about all entries (`judge_all`). See `Judge`.
+        `judge` decides about entries with an extra, or about all entries (`judge_all`). See `Judge`. It must also stop
+        before an entry that does not fit into the budget.
         """
         taken: list[Range] = []
         plain: list[bytes | None] = []
@@ -268,6 +269,14 @@ class LogReader:
             own = entry.extra.retry if is_alike and entry.extra is not None else None
             if taken and own != retry:
                 break
+            verdict = True if judge is None or not (judge_all or entry.extra is not None) else judge(entry)
+            if verdict is None:
+                break
+            if not verdict:
+                passed_over += entry.length
+                passed_bytes += entry.size
+                self.advance_over_head()
+                continue
             most = limit if budget is None else min(limit, budget.most(entry.cost))
             if not most:
                 break
@@ -280,14 +289,6 @@ class LogReader:
                 taken_bytes += size
                 if budget is not None:
                     budget.spend(len(singles))
-                continue
-            verdict = True if judge is None or not (judge_all or entry.extra is not None) else judge(entry)
-            if verdict is None:
-                break
-            if not verdict:
-                passed_over += entry.length
-                passed_bytes += entry.size
-                self.advance_over_head()
                 continue
             count = min(entry.length, most)
             if entry.size > WHOLE_ROW_BYTES:

@@ -146,6 +146,25 @@ def test_costs_of_messages_whose_keys_blocked_them() -> None:
     assert values(bench, 200) == ["c"]
 
 
+def test_message_that_its_key_blocks_needs_no_units() -> None:
+    bench = limited(ordering="key")
+    bench.send("a", "b", "c", keys=["k", "k", "l"], costs=[5, 10, 2])
+    assert values(bench, 0) == ["a", "c"]
+    assert next_ms(bench) is None
+
+
+def test_expired_message_needs_no_units() -> None:
+    bench = limited(ordering="key")
+    first, second = bench.send("a", "b", keys=["k", "k"], costs=[5, 10], ttls=[None, 50]), bench.put("c", cost=2)
+    lease = bench.one(limit=1)
+    assert bench.values(bench.lease(at=60)) == ["c"], "the key blocks the message with the ttl"
+    bench.ack(lease.token, at=60)
+    bench.send("d", "e", costs=[10, 1], ttls=[50, None], at=61)
+    assert values(bench, 200) == ["e"]
+    assert len(bench.dead()) == 2
+    assert first.offsets < second
+
+
 @pytest.mark.parametrize("kind", ["priority", "fair"])
 def test_costs_in_topics_with_ranks(kind: str) -> None:
     bench = RankedBench(kind, backoff={"kind": "none"})
