@@ -96,6 +96,7 @@ class HttpClient:
         self._tls = tls or ssl.create_default_context()
         self._resolve = resolve or Lookups().find
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
+        """Unused connections by scheme, host and port. The most recently used host is last."""
 
     async def check(self, target: Target) -> None:
         """Raise TargetRefused if pushes to the target are not allowed; PushFailed if its name cannot be resolved."""
@@ -161,8 +162,9 @@ class HttpClient:
         connection.http.start_next_cycle()
         connection.used_s, connection.was_heard = trio.current_time(), False
         if sum(map(len, self._idle.values())) >= IDLE_MOST:
-            self.close()
-        self._idle.setdefault(target[:3], []).append(connection)
+            for unused in self._idle.pop(next(iter(self._idle))):
+                _drop(unused.stream)
+        self._idle[target[:3]] = [*self._idle.pop(target[:3], []), connection]
 
     async def _addresses(self, target: Target) -> list[str]:
         """Return the allowed addresses of a target. Raises TargetRefused, PushFailed."""

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sandq.model.push_targets import PushRules, Target, TargetRefused
+from sandq.push import http_client
 from sandq.push.http_client import BODY_BYTES, INFORMATIONAL_MOST, TEXT_CHARS, HttpClient, PushFailed
 from tests.support.push_receiver import Receiver, receiving
 
@@ -52,6 +53,16 @@ async def test_a_connection_is_used_again(http: HttpClient) -> None:
         for _ in range(3):
             assert (await http.send(at(receiver), HEADERS, b"x" * 200_000, PATIENCE_S)).status == 204
         assert receiver.connections == 1
+
+
+async def test_connections_of_the_least_recently_used_host_are_closed_first(
+    http: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "IDLE_MOST", 2)
+    async with receiving() as busy, receiving() as second, receiving() as third:
+        for receiver in (busy, second, busy, third, busy, second):
+            await http.send(at(receiver), HEADERS, b"", PATIENCE_S)
+        assert (busy.connections, second.connections, third.connections) == (1, 2, 1)
 
 
 async def test_closed_connection_is_reopened(http: HttpClient) -> None:
