@@ -16,6 +16,7 @@ import dataclasses
 import gc
 import os
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,8 +33,10 @@ YOUNG_OBJECTS: Final = 5_000
 A collection takes some ms if all new objects are in use, such as the objects of waiting requests. A reply of 1,000
 messages consists of some thousands of objects. With Python's default of 700, every few replies would cause a collection
 of all objects, which stops the process for a tenth of a second and more."""
-YOUNG_ROUNDS: Final = 5
-"""Number of collections of the youngest generation for each collection of the middle one."""
+YOUNG_ROUNDS: Final = 0 if sys.version_info < (3, 14) else 5
+"""Number of collections of the youngest generation before each collection of the middle one, which includes the young
+objects of all of them: more rounds make it longer (25 ms after 5 rounds). From Python 3.14 on, another collector uses
+the number for the speed at which it examines old objects."""
 ROUNDS: Final = 500
 """Number of collections of the middle generation for each full one, which may take a tenth of a second."""
 
