@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import sandq
+from sandq.model.names import INTERNAL
 from tests.support.documents import document
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
@@ -36,12 +37,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def node(shared: NodeProcess) -> Iterator[NodeProcess]:
-    """Return the node that all tests of this module share. Delete its topics after each test."""
+    """Return the node that all tests of this module share. Delete its topics and limits after each test."""
     yield shared
     with sandq.sync.connect(shared.address, timeout=PATIENCE_S) as client:
         # Delete the topics that use a dead-letter topic before it.
         for record in sorted(client.admin.list_topics(), key=lambda record: "dead_letter_topic" not in record.settings):
-            client.admin.delete_topic(record.name)
+            if record.name not in INTERNAL:
+                client.admin.delete_topic(record.name)
+        for limit in client.admin.limits():
+            client.admin.delete_limit(limit["limit"])
 
 
 @pytest.fixture

@@ -117,7 +117,8 @@ async def test_named_limits_are_restored_unused(api: sandq.Client, location: Any
         restored = await restore_backup(other, location, manifest.backup_id)
         assert {*restored.topics} == {"t", "sandq.limits"}
         limit = await other.admin.limit("llm")
-        assert (limit["max_in_flight"], limit["given"]) == (2, 0) and limit["members"] == []
+        assert (limit["max_in_flight"], limit["given"]) == (2, 0)
+        assert all(member["given"] == 0 for member in limit["members"]), "the group may have joined already"
         await other.admin.resume_group("t", "g")
         again: list[sandq.LeasedMessage] = []
         while len(again) < 2:
