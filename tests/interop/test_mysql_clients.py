@@ -129,7 +129,7 @@ def test_jdbc(port: int, options: str) -> None:
         check=False,
     )
     assert done.stdout.splitlines() == [
-        "columns of messages: 23",
+        "columns of messages: 24",
         '2030-01-01 00:00:00.0 {"n": 0} 8',
         '2030-01-01 00:05:00.0 {"n": 1} 8',
         "refused: 1290",
