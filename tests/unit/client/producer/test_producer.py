@@ -76,7 +76,7 @@ def test_batches_are_cut_by_count_and_by_bytes(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.producer("t", linger="10s") as producer:
             receipts = await producer.send_many([b"x"] * 2500)
-            offset_texts = await receipts
+        offset_texts = await receipts
         assert [Batch.parse(request.batch).count for request in server.produced] == [1000, 1000, 500]
         assert offset_texts == sorted(set(offset_texts)) and len(offset_texts) == len(receipts) == 2500
         server.produced.clear()
@@ -106,7 +106,7 @@ def test_linger_waits_for_company(with_client: Any) -> None:
 
 def test_keys_and_partitions(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
-        async with client.producer("t") as producer:
+        async with client.producer("t", linger="10s") as producer:
             for number in range(100):
                 receipt = await producer.send(b"v", key=f"key{number}")
                 assert receipt.partition == partition_for(f"key{number}".encode(), 8)
@@ -117,7 +117,7 @@ def test_keys_and_partitions(with_client: Any) -> None:
             with pytest.raises(UnknownPartition):
                 await producer.send(b"v", partition=8)
         server.produced.clear()
-        async with client.producer("t") as producer:
+        async with client.producer("t", linger="10s") as producer:
             await producer.send_many([b"v"] * 8000)
         assert sorted(request.partition for request in server.produced) == list(range(8))
 
@@ -300,7 +300,7 @@ def test_a_refused_batch_fails_its_receipts_and_the_block(with_client: Any) -> N
         server.script[Type.PRODUCE] += [StorageFailed("disk full")]
         told = r"^3 messages to topic 't' were not produced \(the outcome of 3 is unknown\); the first: disk full$"
         with pytest.raises(StorageFailed, match=told):
-            async with client.producer("t") as producer:
+            async with client.producer("t", linger="10s") as producer:
                 for number in range(3):
                     await producer.send(str(number))
         server.script[Type.PRODUCE] += [StorageFailed("disk full")]

@@ -109,7 +109,7 @@ def test_messages_that_replace_each_other_are_sent_in_the_order_of_the_calls(
 
 def test_debounced_messages_share_a_batch_only_with_equal_max_wait(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
-        async with client.producer("t") as producer:
+        async with client.producer("t", linger="10s") as producer:
             for name, max_wait in (("a", "1m"), ("c", 60), ("b", "2m"), ("d", None), ("e", "3660d")):
                 await producer.send(b"v", unique_key=name, on_conflict="debounce", max_wait=max_wait, delay=5)
             await producer.send_many(
