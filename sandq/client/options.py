@@ -13,7 +13,7 @@ from sandq.model.errors import SandqError
 from sandq.model.limits import FIXED
 from sandq.model.ports import parse_server
 
-__all__ = ["DEFAULTS", "Options", "Token", "again", "parse_server"]
+__all__ = ["DEFAULTS", "Options", "Token", "parse_server"]
 
 
 Token = str | Callable[[], str | Awaitable[str]]
@@ -97,10 +97,3 @@ class Options:
 
 
 DEFAULTS: Final = Options()
-
-
-def again(error: SandqError, message: str | None = None) -> SandqError:
-    """Return a copy of an error. Raise the copy: if one exception is raised twice, it collects both tracebacks."""
-    copy = type(error)(error.message if message is None else message, **error.details)
-    copy.code, copy.retriable, copy.http_status = error.code, error.retriable, error.http_status
-    return copy

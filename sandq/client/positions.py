@@ -33,7 +33,7 @@ def start_of(start: Start) -> str | int | bytes:
     try:
         return instant_ms(start)
     except InvalidRequest as error:
-        raise type(error)(
+        raise error.again(
             f"start: {EARLIEST!r}, {LATEST!r}, an offset or an instant is expected: {error.message}"
         ) from None
 

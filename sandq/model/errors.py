@@ -52,6 +52,7 @@ rename one. A code that this version does not know becomes a plain `SandqError` 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Self
 
 
 class SandqError(Exception):
@@ -71,6 +72,15 @@ class SandqError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    def again(self, message: str | None = None) -> Self:
+        """Return a copy, with this message if there is one. Raise the copy: an exception that is raised twice collects
+        both tracebacks."""
+        copy = self.__class__.__new__(self.__class__)
+        copy.__dict__ |= {name: value for name, value in self.__dict__.items() if name != "__notes__"}
+        copy.message, copy.details = self.message if message is None else message, dict(self.details)
+        copy.args = (copy.message,)
+        return copy
 
 
 class InvalidRequest(SandqError):

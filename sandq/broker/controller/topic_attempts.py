@@ -51,8 +51,7 @@ class TopicAttempts:
             return False
         await attempt.ended.wait()
         if (error := attempt.error) is not None:
-            # Raise a copy: an exception that is raised twice accumulates both tracebacks.
-            raise type(error)(error.message, **error.details)
+            raise error.again()
         return True
 
     @contextmanager

@@ -65,7 +65,7 @@ def command_of(
             own_limits = catalog.limits_of(topic, access)
             _check(fields, at_ms, is_delay, now_ms, limits, target_of(topic, partition), own_limits)
         except InvalidRequest as error:
-            raise type(error)(f"message {number} for topic {topic.name!r}: {error.message}", **error.details) from None
+            raise error.again(f"message {number} for topic {topic.name!r}: {error.message}") from None
         # A message for the partition of the acked message is stored in the log entry of the ack. Other messages go
         # through the outbox.
         is_here = topic.number == own.number and partition == request.partition and topic.kind != COMPACTED

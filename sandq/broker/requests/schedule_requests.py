@@ -305,7 +305,7 @@ def _checked(
         except Unavailable:
             raise  # perhaps `Unsure`, which the connection settles before it replies
         except SandqError as error:
-            raise type(error)(f"schedule {of_schedule(name)[0]!r}: {error.message}", **error.details) from None
+            raise error.again(f"schedule {of_schedule(name)[0]!r}: {error.message}") from None
         wanted.append((name, version, checked, fields, paused))
     return wanted
 

@@ -28,7 +28,6 @@ from sandq.client.consumer.lease import (
     Lease,
 )
 from sandq.client.messages.log_page import Span, positions_of
-from sandq.client.options import again
 from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
 
 
@@ -183,7 +182,7 @@ class HeldMessages:
     def check_open(self) -> None:
         """Raise ClosedError if the subscription was left. May be called from any thread."""
         if self._closed is not None:
-            raise again(self._closed)
+            raise self._closed.again()
 
     def _unlapse(self, chunk: Chunk, count: int) -> None:
         chunk.unsettled += count
@@ -213,9 +212,9 @@ class HeldMessages:
 
     def _raise_failed(self, chunk: Chunk, position: int) -> None:
         if position >= 0 and chunk.state[position] == LOST:
-            raise again(chunk.errors.get(position) or self.lost_error(chunk.lease))
+            raise (chunk.errors.get(position) or self.lost_error(chunk.lease)).again()
         if chunk.was_refused(position):
-            raise again(chunk.errors[position])
+            raise chunk.errors[position].again()
 
     def lost_error(self, lease: Lease) -> LeaseLost:
         return LeaseLost(

@@ -20,7 +20,6 @@ from sandq.client.consumer.message import lease_ms_of
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, NackTerms, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing, rows_of
 from sandq.client.messages.log_page import LogMessage, LogPiece, positions_of
-from sandq.client.options import again
 from sandq.client.positions import Start, start_of
 from sandq.client.producer.validation import Headers
 from sandq.client.timeouts import timed_change
@@ -496,7 +495,7 @@ class _Taking:
             connection.listeners.pop(request_id, None)
             connection.forget(request_id)
         if isinstance(self._reply, SandqError):
-            raise again(self._reply)
+            raise self._reply.again()
         if self._reply is None:
             self._give_back(request_id)
             raise Unavailable(f"{connection.address} did not answer within {_SPARE_S:g} s more than the wait")

@@ -10,7 +10,6 @@ import anyio
 from sandq.client.consumer.held_messages import HeldMessages
 from sandq.client.consumer.lease import Extension, Lease, frames_of
 from sandq.client.consumer.partition_sender import PartitionSender, RequestQueue
-from sandq.client.options import again
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import SandqError
 from sandq.protocol.frames import Frame
@@ -102,7 +101,7 @@ class LeaseExtensions(RequestQueue):
         """Finish the extensions of a lease. Return whether they failed and no task awaits them."""
         lease.extending = False
         for extension in extensions:
-            extension.finish(deadline_ms, error and again(error))
+            extension.finish(deadline_ms, error and error.again())
         return error is not None and not any(extension.awaited for extension in extensions)
 
     def _warn(self, count: int, why: str) -> None:

@@ -91,7 +91,7 @@ def rows_of(cluster: Cluster, then: Sequence[Outgoing]) -> list[list[Any]]:
         try:
             found.append(message.row(checks))
         except InvalidRequest as error:
-            raise type(error)(f"then: message {number}: {error.message}", **error.details) from None
+            raise error.again(f"then: message {number}: {error.message}") from None
         size += sum([len(cell) for cell in found[-1][3].values() if isinstance(cell, bytes)])
     if size > FIXED.then_bytes:
         raise TooLarge(

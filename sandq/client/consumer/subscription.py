@@ -21,7 +21,7 @@ from sandq.client.consumer.intake import Intake, Wakeups
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.topic_consumer import Terms, TopicConsumer
-from sandq.client.options import Options, again
+from sandq.client.options import Options
 from sandq.client.positions import Start, start_of
 from sandq.client.transport.cluster import Cluster
 from sandq.model.errors import (
@@ -330,7 +330,7 @@ class Subscription:
         """Raise the error that the iterator would raise if the subscription was left or has failed. May be called from
         any thread."""
         if self._error is not None:
-            raise again(self._error)
+            raise self._error.again()
         if not self._is_open:
             raise closed(self.topic)
 
@@ -500,7 +500,7 @@ class Subscription:
                     return
                 await self._wakeups.changed.wait()
         if self._error is not None:
-            raise again(self._error)
+            raise self._error.again()
         for name, consumer in self._consumers.items():
             if not any(session.credit.is_accepted for session in consumer.sessions.values()):
                 raise Unavailable(f"no node accepted a subscription to topic {name!r} in {timeout_s:g} s")

@@ -15,7 +15,6 @@ from sandq.client.kv.scan import KeyRange, Scan
 from sandq.client.kv.watch import Watch
 from sandq.client.kv.watch_positions import NOW, WatchStart
 from sandq.client.messages.messages import check_limit
-from sandq.client.options import again
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import EXPECTED_BIT, Headers, MessageValidation, Value, as_bytes
@@ -114,7 +113,7 @@ class Keys:
                 if sealed:
                     await anyio.lowlevel.checkpoint()  # let the connection send the sealed batches
         except InvalidRequest as error:
-            raise again(error, f"item {index} of put_many: {error.message}") from None
+            raise error.again(f"item {index} of put_many: {error.message}") from None
         return await receipts
 
     @timed_change

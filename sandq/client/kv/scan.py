@@ -15,7 +15,6 @@ import anyio
 import anyio.abc
 
 from sandq.client.kv.entries import Entry
-from sandq.client.options import again
 from sandq.client.timeouts import check_timeout, within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, call_replica
@@ -192,7 +191,7 @@ class Scan:
         await coming.done.wait()
         source.coming = None
         if coming.page is None:
-            raise again(coming.error or ClosedError("the client was closed"))
+            raise (coming.error or ClosedError("the client was closed")).again()
         stale_ms, rows, following = coming.page
         if following is not None and (source.next is None or following <= source.next):
             raise ProtocolError("KV_SCAN reply: next does not lie behind the start")

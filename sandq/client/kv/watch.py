@@ -21,7 +21,6 @@ from sandq.client.kv.entries import Change
 from sandq.client.kv.scan import KeyRange
 from sandq.client.kv.watch_positions import Beginning, WatchPosition, WatchStart
 from sandq.client.messages.fetch import open_piece
-from sandq.client.options import again
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader_until_closed
@@ -214,7 +213,7 @@ class Watch:
     def check_open(self) -> None:
         """Raise the error that the iterator raises after the last change if the watch was left or has failed."""
         if self._error is not None:
-            raise again(self._error)
+            raise self._error.again()
         if not self._is_open:
             raise _closed(self.topic)
 

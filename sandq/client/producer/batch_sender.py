@@ -26,7 +26,7 @@ from typing import Final, Generic, TypeVar
 
 import anyio
 
-from sandq.client.options import Options, again
+from sandq.client.options import Options
 from sandq.client.producer.validation import OnConflict
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
@@ -186,7 +186,7 @@ class BatchSender(Generic[B]):
             self.cluster.refresh(self.topic)  # the topic may have been created since
             waiting, self.waiting = self.waiting, deque()
             for batch in waiting:
-                self.fail(batch, again(missing))
+                self.fail(batch, missing.again())
             return
         connection = self.cluster.leader(self.topic, self.partition)
         while connection is not None and self.waiting and self.may_send(self.waiting[0]):
@@ -282,7 +282,7 @@ class BatchSender(Generic[B]):
         else:
             text = f"not stored in {limit_s:g} s"
             last = last or Unavailable("the partition has no leader that can be reached")
-        return again(last, f"{text} ({self.where}; last: {last.message})")
+        return last.again(f"{text} ({self.where}; last: {last.message})")
 
     def fail(self, batch: B, error: SandqError) -> None:
         """Finish a batch with an error. The batch must be removed from all queues."""
@@ -390,7 +390,7 @@ class BatchSender(Generic[B]):
             self.cluster.forget_if_unknown(self.topic, reply)
             if BELONGS_TO in reply.details:
                 self.cluster.refresh(self.topic)  # the topic was recreated: later messages go to the right partition
-            self.fail(batch, again(reply))
+            self.fail(batch, reply.again())
 
     def _is_final(self, batch: B, error: SandqError) -> bool:
         """Return whether a quota error is final because this client does not wait for quotas.

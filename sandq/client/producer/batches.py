@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from sandq.client.options import again
 from sandq.client.producer.batch_sender import NumberedBatch
 from sandq.client.producer.validation import (
     DELAY,
@@ -154,7 +153,7 @@ class Batch(NumberedBatch):
     def error_of(self, position: int) -> SandqError | None:
         """Return why a message of a finished batch was not stored. None if it was stored."""
         if self.error is not None:
-            return again(self.error)
+            return self.error.again()
         if self.offsets is None or position not in self.offsets.conflicts:
             return None
         state, id_text = self.offsets.conflicts[position], self._offset_text(position)
@@ -315,7 +314,7 @@ def failure_of(topic: str, batches: Iterable[Batch]) -> SandqError | None:
     if messages > 1:
         maybe = f" (the outcome of {unknown} is unknown)" if unknown else ""
         text = f"{messages} messages to topic {topic!r} were not produced{maybe}; the first: {text}"
-    failure = again(first, text)
+    failure = first.again(text)
     for note in sorted({f"{error.code}: {error.message}" for error, _ in failed[1:]}):
         if note != f"{first.code}: {first.message}":
             failure.add_note(note)

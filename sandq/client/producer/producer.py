@@ -12,7 +12,6 @@ import anyio
 import anyio.abc
 
 from sandq.client.arguments import did_you_mean, suggesting
-from sandq.client.options import again
 from sandq.client.producer.batch_accumulator import BatchAccumulator
 from sandq.client.producer.batches import Batch, Receipt, Receipts, failure_of
 from sandq.client.producer.send_options import SendOptions, takes_send_options
@@ -266,7 +265,7 @@ class Producer:
                 if sealed:
                     await anyio.lowlevel.checkpoint()
         except (InvalidRequest, UnknownPartition) as error:
-            raise again(error, f"message {index} of send_many: {error.message}") from None
+            raise error.again(f"message {index} of send_many: {error.message}") from None
         return receipts
 
     async def flush(self) -> None:

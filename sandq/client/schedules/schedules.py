@@ -617,7 +617,7 @@ def _size_of(item: Sequence[Any]) -> int:
 
 def _about(name: object, error: SandqError) -> SandqError:
     """Return the same error with the name of the schedule in its text."""
-    return type(error)(f"schedule {name!r:.60}: {error.message}", **error.details)
+    return error.again(f"schedule {name!r:.60}: {error.message}")
 
 
 def _check_kind(record: TopicRecord, tenant: str | None) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import anyio.abc
 
-from sandq.client.options import Options, again
+from sandq.client.options import Options
 from sandq.client.signals import Signal
 from sandq.client.transport.connection import Connection
 from sandq.client.transport.topology import Address, Known, Link
@@ -238,7 +238,7 @@ class Cluster:
                         return known.record
                     # Ignore a "no such topic" in a reply to an older request: the topic may have been created since.
                     if known.asked > before and known.error is not None:
-                        raise again(known.error)
+                        raise known.error.again()
                 self.refresh(name)
                 await self._changed.wait()
         raise Unavailable(
@@ -269,7 +269,7 @@ class Cluster:
         if self._closed:
             raise ClosedError("the client is closed")
         if (refusal := self.refusal) is not None:
-            raise again(refusal)
+            raise refusal.again()
 
     def _note_refusal(self, error: Unauthenticated) -> None:
         """Record that a node rejected this client.

@@ -21,7 +21,7 @@ import anyio
 import anyio.abc
 from anyio.streams.tls import TLSAttribute, TLSStream
 
-from sandq.client.options import Options, again
+from sandq.client.options import Options
 from sandq.client.signals import Signal
 from sandq.client.tls import ClientTls, refusal_of, speaks_no_tls
 from sandq.client.transport.credentials import check_clear, token_of
@@ -194,7 +194,7 @@ class Connection:
         connection is lost.
         """
         if self.error is not None:
-            raise again(self.error)
+            raise self.error.again()
         self._queue_on_behalf(asker)
         request_id = self.new_id()
         self._out.append(build(request_id))
@@ -259,7 +259,7 @@ class Connection:
         if not box:
             raise TimedOut(f"{self.address} did not answer in {timeout_s:g} s; the outcome is unknown")
         if isinstance(box[0], SandqError):
-            raise again(box[0])
+            raise box[0].again()
         return box[0]
 
     def close(self, error: SandqError | None = None) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import anyio
 import anyio.abc
 
-from sandq.client.options import again
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.on_behalf import asker
 from sandq.model.errors import ClosedError, SandqError
@@ -86,7 +85,7 @@ class RequestBatcher:
             if not load.is_sent:
                 load.items[position] = _ABANDONED
         if load.error is not None:
-            raise again(load.error)
+            raise load.error.again()
         return load.found[position]
 
     async def _carry(self, at: tuple[Counter[I, R], OnBehalf], load: _Load[I, R]) -> None:

@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar
 
 import anyio
 
-from sandq.client.options import again
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Build, Connection
 from sandq.client.transport.on_behalf import asker
@@ -225,7 +224,7 @@ class _Leader:
             return hinted
         missing = self._cluster.missing(self._topic)
         if missing is not None:
-            raise again(missing)
+            raise missing.again()
         return self._cluster.leader(self._topic, self._partition)
 
     def failed(self, error: SandqError) -> bool:
@@ -332,7 +331,7 @@ async def _call(
         await anyio.sleep(min(pause_s, max(0.0, deadline - anyio.current_time())))
         attempt += 1
     if last is not None:
-        raise again(last)
+        raise last.again()
     raise Unavailable(f"no node could be reached in {timeout_s:g} s{cluster.error_summary()}")
 
 

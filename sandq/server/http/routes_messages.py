@@ -392,7 +392,7 @@ async def _produce(
 
 def _at(position: int, error: InvalidRequest) -> InvalidRequest:
     """Return the error with the position of its message."""
-    return type(error)(f"messages.{position}: {error.message}", **error.details)
+    return error.again(f"messages.{position}: {error.message}")
 
 
 async def _checked_messages(producer: Producer, messages: list[dict[str, Any]]) -> list[Ready]:

@@ -37,7 +37,6 @@ from typing import Final
 
 import anyio
 
-from sandq.client.options import again
 from sandq.client.producer import NEVER, BatchSender, NumberedBatch
 from sandq.client.signals import Signal
 from sandq.client.transport import Cluster
@@ -247,7 +246,7 @@ class PartitionSender(BatchSender[NumberedBatch]):
             last = TimedOut("no reply")
         elif last is None:
             last = Unavailable(f"the partition has no leader that can be reached{self.cluster.error_summary()}")
-        return again(last, f"{name} was not confirmed in {limit_s:g} s; the last error: {last.message}")
+        return last.again(f"{name} was not confirmed in {limit_s:g} s; the last error: {last.message}")
 
     @property
     def _known_now(self) -> int:
@@ -315,14 +314,13 @@ class PartitionSender(BatchSender[NumberedBatch]):
 
     def _explained(self, error: SandqError) -> SandqError:
         if isinstance(error, ProducerFenced):
-            return again(
-                error,
+            return error.again(
                 f"{self.where}: a later micro-batch, or a second query with the same checkpoint, has written since; "
-                f"this attempt has ended ({error.message})",
+                f"this attempt has ended ({error.message})"
             )
         if type(error) is Conflict:
             return self._changed_rows(f"a chunk differs from the one that an earlier attempt stored ({error.message})")
-        return again(error, f"{self.where}: {error.message}")
+        return error.again(f"{self.where}: {error.message}")
 
     def _changed_rows(self, reason: str) -> ChangedRows:
         where = f"{self.where}, Spark partition {self._identity.partition}"

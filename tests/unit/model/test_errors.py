@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from sandq.model import errors
-from sandq.model.errors import SandqError, from_wire, to_wire
+from sandq.model.errors import QuotaExceeded, SandqError, from_wire, to_wire
 
 ALL = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, SandqError)]
 
@@ -107,3 +107,15 @@ def test_an_error_crosses_processes() -> None:
     error = pickle.loads(pickle.dumps(from_wire("NOT_LEADER", "there", True, {"host": "b"})))
     assert isinstance(error, errors.NotLeader)
     assert to_wire(error) == ("NOT_LEADER", "there", True, {"host": "b"})
+
+
+def test_copy_of_an_error_has_its_own_details_and_notes() -> None:
+    first = QuotaExceeded("full", quota="stored_bytes")
+    first.add_note("a note")
+    first.http_status = 507
+    copy, other = first.again(), first.again("no space")
+    copy.details["topic"] = "t"
+    copy.add_note("another note")
+    assert (type(copy), str(copy), copy.args, copy.http_status) == (QuotaExceeded, "full", ("full",), 507)
+    assert (str(other), other.args, other.details) == ("no space", ("no space",), {"quota": "stored_bytes"})
+    assert first.details == {"quota": "stored_bytes"} and first.__notes__ == ["a note"]

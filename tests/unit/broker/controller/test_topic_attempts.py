@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from sandq.broker.controller.topic_attempts import TopicAttempts
-from sandq.model.errors import Overloaded, Unavailable
+from sandq.broker.peers.metadata_barrier import Unsure
+from sandq.model.errors import Overloaded, Unavailable, UnknownTopic
 from sandq.model.names import AUTO_CREATED
 
 
@@ -78,3 +79,24 @@ async def test_waiter_fails_with_the_attempt() -> None:
             raise Unavailable("no majority", topic="a")
     assert len({first.value, *refusals}) == 3 and all(one.details == {"topic": "a"} for one in refusals)
     assert not await attempts.until_ended("a")
+
+
+async def test_waiter_receives_an_error_that_asks_the_leader() -> None:
+    """`Unsure` has more fields than a message and details, and raising its copy once ended in a TypeError."""
+    attempts = TopicAttempts(4)
+
+    async def settle() -> UnknownTopic:
+        return claim
+
+    claim = UnknownTopic("topic 'a' does not exist", topic="a")
+    async with trio.open_nursery() as nursery:
+
+        async def wait() -> None:
+            with pytest.raises(Unsure, match="as far as this node knows") as refused:
+                await attempts.until_ended("a")
+            assert await refused.value.settled() is claim and refused.value.details == {"topic": "a"}
+
+        with pytest.raises(Unsure), attempts.attempt("a", view(1, 0)):
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            raise Unsure(claim, settle)
