@@ -47,8 +47,9 @@ def broker() -> Iterator[sandq.testing.Broker]:
         yield broker
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("worker", [ITERATES, BATCHES, RUNS], ids=["iterates", "batches", "runs"])
+@pytest.mark.parametrize(
+    ("worker", "partitions"), [(ITERATES, 3), (BATCHES, 1), (RUNS, 3)], ids=["iterates", "batches", "runs"]
+)
 def test_message_that_kills_its_worker_dies_alone(broker: sandq.testing.Broker, worker: str, partitions: int) -> None:
     settings = {"max_attempts": 3, "lease": "30s", "backoff": {"kind": "none"}}
     broker.create_topic("t", partitions=partitions, **settings)
