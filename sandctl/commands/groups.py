@@ -14,7 +14,7 @@ from sandctl.commands.push import push, push_of
 from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_option
 from sandctl.options.names import group_argument, topic_argument
-from sandctl.options.times import DURATION, END, PLACE, F, limit_option, raw
+from sandctl.options.times import DURATION, END, PLACE, F, end_text, limit_option, raw
 from sandctl.options.topic_settings import group_options, settings_of, shown
 from sandctl.output.records import consumer_record, key_cell, pause_record
 from sandctl.output.results import done, show_one, show_rows
@@ -340,7 +340,7 @@ def pause(
 
     run(work)
     record = {"group": name, "topic": topic, "paused": True, **_named(tenant, key)}
-    done(f"paused {_part_text(tenant, key)}group {name} of {topic}{_end_text(until, for_)}", record)
+    done(f"paused {_part_text(tenant, key)}group {name} of {topic}{end_text(until, for_)}", record)
 
 
 @group.command(short_help="Resume a paused group.")
@@ -459,15 +459,6 @@ def _named(tenant: str | None, key: str | None) -> dict[str, str]:
 def _part_text(tenant: str | None, key: str | None) -> str:
     """Return "tenant NAME of " or "key NAME of ". Empty for a whole group."""
     return "".join(f"{name} {value} of " for name, value in _named(tenant, key).items())
-
-
-def _end_text(until: int | None, for_: timedelta | None) -> str:
-    """Return " until ..." or " for ...". Empty for a pause without an end."""
-    from sandq.model.times import duration_ms, format_duration, format_instant
-
-    if until is not None:
-        return f" until {format_instant(until)}"
-    return "" if for_ is None else f" for {format_duration(duration_ms(for_))}"
 
 
 def _rows_of(topic: str, name: str) -> tuple[Sequence[Mapping[str, Any]], list[dict[str, Any]]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sandctl.options.common import common_options, run
+from sandctl.options.times import DURATION, END, end_text
+from sandctl.output.records import limit_record
 from sandctl.output.results import done, show_one, show_rows
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ _COLUMNS = {
     "burst": "BURST",
     "members": "MEMBERS",
     "unheard": "UNHEARD",
+    "paused": "PAUSED",
 }
 name_argument = click.argument("name")
 
@@ -73,11 +77,11 @@ def list_() -> None:
 
     GIVEN is how many messages the members may have in flight at present. MEMBERS are the groups that use the limit,
     counted once per partition. UNHEARD are those that have not confirmed the last change; until they do, nothing is
-    delivered.
+    delivered. While the limit is PAUSED, they get nothing either: "sandctl limit show" shows until when, and by whom.
     """
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        return await client.admin.limits()
+        return [limit_record(row) for row in await client.admin.limits()]
 
     show_rows(run(work), _COLUMNS)
 
@@ -93,9 +97,54 @@ def show(name: str) -> None:
     """
 
     async def work(client: Client) -> dict[str, Any]:
-        return await client.admin.limit(name)
+        return limit_record(await client.admin.limit(name))
 
     show_one(run(work))
+
+
+@limit.command("pause", short_help="Stop deliveries to all groups that use a limit.")
+@name_argument
+@click.option(
+    "--until", type=END, metavar="END", help="When the pause ends: an instant, or 18:00 (the next, on this machine)."
+)
+@click.option("--for", "for_", type=DURATION, metavar="DURATION", help="Duration of the pause.")
+@common_options
+def pause(name: str, until: int | None, for_: timedelta | None) -> None:
+    """Stop deliveries to all groups that use the limit NAME, until it is resumed, or up to an end.
+
+    
+      sandctl limit pause llm --for 1m
+      sandctl limit pause llm
+
+    A further pause replaces the first one, with its end. Consumers keep their leases, and can ack. A consumer can pause
+    the limit as well, when the service that it calls asks to wait.
+    """
+    if until is not None and for_ is not None:
+        raise click.UsageError("--until and --for are both given: give one of them")
+    end: dict[str, Any] = {name: value for name, value in (("until", until), ("for_", for_)) if value is not None}
+
+    async def work(client: Client) -> None:
+        await client.admin.pause_limit(name, **end)
+
+    run(work)
+    done(f"paused limit {name}{end_text(until, for_)}", {"limit": name, "paused": True})
+
+
+@limit.command("resume", short_help="Resume a paused limit.")
+@name_argument
+@common_options
+def resume(name: str) -> None:
+    """End the pause of the limit NAME, also one by a consumer.
+
+    
+      sandctl limit resume llm
+    """
+
+    async def work(client: Client) -> None:
+        await client.admin.resume_limit(name)
+
+    run(work)
+    done(f"resumed limit {name}", {"limit": name, "paused": False})
 
 
 @limit.command("delete", short_help="Delete a named limit that no group uses.")

@@ -66,7 +66,7 @@ def push() -> None:
 @click.option("--request-timeout", type=DURATION, help="Time limit for the receiver's response.  [default: 30s]")
 @click.option(
     "--on-429",
-    type=click.Choice(["snooze", "pause_tenant", "pause_group"]),
+    type=click.Choice(["snooze", "pause_tenant", "pause_group", "pause_limit"]),
     help="After 429 with Retry-After: snooze the message only, or also pause others.  [default: snooze]",
 )
 @common_options

@@ -291,3 +291,12 @@ def window_options(what: str, *, unique: bool = False) -> Callable[[F], F]:
         )
 
     return add
+
+
+def end_text(until: int | None, for_: timedelta | None) -> str:
+    """Return " until ..." or " for ...". Empty for a pause without an end."""
+    from sandq.model.times import duration_ms, format_duration, format_instant
+
+    if until is not None:
+        return f" until {format_instant(until)}"
+    return "" if for_ is None else f" for {format_duration(duration_ms(for_))}"

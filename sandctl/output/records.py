@@ -25,6 +25,13 @@ def consumer_record(row: GroupConsumer) -> dict[str, Any]:
     return consumer_json(row)
 
 
+def limit_record(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a named limit."""
+    from sandq.client.json_format import named_limit_json
+
+    return named_limit_json(row)
+
+
 def pause_record(row: PausedPart) -> dict[str, Any]:
     """Return a paused tenant or key of a group."""
     from sandq.client.json_format import pause_json

@@ -22,6 +22,7 @@ from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery import sending_acks
 from sandq.broker.delivery.group_waiters import GroupWaiters
 from sandq.broker.delivery.lease_once import LeaseOnce, release
+from sandq.broker.delivery.limit_pauses import LimitPauses
 from sandq.broker.delivery.nack_changes import with_columns
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.delivery.pause_spreader import PauseSpreader
@@ -126,6 +127,7 @@ class Broker:
         administration: Administration,
         outbox: OutboxSender,
         pauses: PauseSpreader,
+        limit_pauses: LimitPauses,
         log_reads: LogReads,
         nursery: trio.Nursery,
     ) -> None:
@@ -141,6 +143,7 @@ class Broker:
         self.administration = administration
         self.outbox = outbox
         self._pauses = pauses
+        self.limit_pauses = limit_pauses
         self.reads = LinearizableReads(runner, nursery)
         self.kv_watches = KvWatches(runner, nursery)
         self.schedule_outlooks = ScheduleOutlooks(self.reads)
@@ -310,7 +313,8 @@ class Broker:
 
     async def pause_by_lease(self, request: LeasePause, caller: Caller) -> list[int | None]:
         """Pause a part of the group that holds a lease: the group or a tenant in all partitions of the topic, a key in
-        the partition of its message. Return the end of the pause, in ms; None if the lease was lost.
+        the partition of its message. Or pause the named limit of the group. Return the end of the pause, in ms; None if
+        the lease was lost.
 
         Raise InvalidTime; InvalidRequest if another group holds the lease, or if partitions refuse the pause; TimedOut
         if the leaders of some partitions did not answer; LeaseLost if the topic was deleted."""
@@ -322,7 +326,11 @@ class Broker:
         (paused,) = await leader.raft_group.call(command, caller.line, size=size, work=SETTLED_WORK * size)
         if paused is None:
             return [None]
-        topic = self.catalog.topics.get(self.catalog.view.partition_of_group.get(request.group_number, ("", 0))[0])
+        name, _ = self.catalog.view.partition_of_group.get(request.group_number, ("", 0))
+        topic = self.catalog.topics.get(name)
+        if paused.limit is not None:
+            by = f"group {group} of topic {name}"
+            return [await self.limit_pauses.pause(paused.limit, until_ms, by)]
         if part != KEY and topic is not None and len(topic.record.partitions) > 1:
             await self._pauses.spread(topic.record, c.PauseLonger(group, paused.tenant, until_ms))
         return [paused.until_ms]

@@ -515,6 +515,12 @@ def pause_json(row: PausedPart) -> dict[str, Any]:
     return {"part": row.part, **name, "paused_until": when(row.until_ms), "partitions": row.partitions}
 
 
+def named_limit_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a named limit, with the end of its pause as an instant."""
+    shown = dict(row)
+    return shown | {"paused_until": when(shown.pop("paused_until_ms"))}
+
+
 def why_json(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of `why`. Each of its `groups` has a `reason`, a `history` and the former `lives`."""
     message = {name: value for name, value in found.items() if name != "groups"}

@@ -7,13 +7,22 @@ from typing import Any, Final
 
 from sandq.model.errors import InvalidRequest, InvalidTime, SandqError, TimedOut
 from sandq.model.limits import FIXED
+from sandq.model.offsets import U48_MAX
 from sandq.model.times import format_duration, format_instant
 
 TENANT: Final = "tenant"
 KEY: Final = "key"
 GROUP: Final = "group"
-PARTS: Final = (TENANT, KEY, GROUP)
-"""Parts of a group that a consumer may pause: those to which its message belongs. PERSISTED."""
+LIMIT: Final = "limit"
+PARTS: Final = (TENANT, KEY, GROUP, LIMIT)
+"""What a consumer may pause: a part of its group to which its message belongs, or the named limit of the group.
+PERSISTED."""
+FOREVER: Final = U48_MAX
+"""End of a pause that stays until it is resumed."""
+BY_CHARS: Final = 600
+"""Maximum length of the text that says who has paused a named limit: the longest has two names."""
+ENDED_MS: Final = 60_000
+"""Maximum time for which a pause that has ended may have a row, in ms."""
 STORED_KEY_BYTES: Final = 1024
 """Maximum length of a paused key that is stored with its pause. A longer key is known only by its ordering hash."""
 PAUSES_MAX: Final = 1000
@@ -45,6 +54,21 @@ def consumer_pause_end_ms(for_ms: int, now_ms: int) -> int:
     end_ms = now_ms + for_ms
     missing_ms = -end_ms % step_ms
     return end_ms + missing_ms if for_ms + missing_ms <= FIXED.consumer_pause_most_ms else end_ms - end_ms % step_ms
+
+
+def set_back_end(until_ms: int, old_ms: int, new_ms: int) -> int:
+    """Return the end of a pause after a clock reset from the floor `old_ms` to `new_ms`.
+
+    The wrong clock has most likely set the pauses that end after the old floor, or shortly before it: the floor may be
+    ahead of the time of the last entry, and pauses that have ended are removed a little later."""
+    if until_ms == FOREVER or until_ms <= max(old_ms - ENDED_MS, new_ms):
+        return until_ms
+    return max(until_ms - old_ms + new_ms, new_ms)
+
+
+def pause_text(until_ms: int) -> str:
+    """Return "paused until ...", for a pause with this end."""
+    return f"paused until {'it is resumed' if until_ms == FOREVER else format_instant(until_ms)}"
 
 
 def incomplete_pause(

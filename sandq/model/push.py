@@ -29,7 +29,8 @@ _UNKNOWN_SHOWN: Final = 5
 SNOOZE: Final = "snooze"
 PAUSE_TENANT: Final = "pause_tenant"
 PAUSE_GROUP: Final = "pause_group"
-ON_429: Final = (SNOOZE, PAUSE_TENANT, PAUSE_GROUP)
+PAUSE_LIMIT: Final = "pause_limit"
+ON_429: Final = (SNOOZE, PAUSE_TENANT, PAUSE_GROUP, PAUSE_LIMIT)
 """Reactions to a response 429 with `Retry-After`. Each of them snoozes the message."""
 OF_GROUP: Final = "group"
 OF_MESSAGE: Final = "message"

@@ -15,6 +15,7 @@ from sandq.broker.catalog import Catalog
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.delivery.limit_pauses import LimitPauses
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.delivery.pause_spreader import PauseSpreader
@@ -35,6 +36,7 @@ class Delivery:
     broker: Broker
     digests: ReplicaDigests
     limit_shares: LimitShares
+    limit_pauses: LimitPauses
     outbox: OutboxSender
     pauses: PauseSpreader
     restores: WholeRestores
@@ -62,6 +64,8 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
     auto_create = AutoCreate(config.auto_create_topics)
     catalog = Catalog(node_log, clock, timers, routes, replication.barrier, progress, config.push.rules(), auto_create)
     limit_shares = LimitShares(own, catalog, links, clock, timers)
+    is_shut = replication.shut_replicas.is_shut
+    limit_pauses = LimitPauses(own, catalog, shares=limit_shares, links=links, is_shut=is_shut, nursery=nursery)
     outbox = OutboxSender(own, catalog, runner, clock, links, nursery)
     pauses = PauseSpreader(own, catalog, routes=routes, runner=runner, links=links, nursery=nursery)
     restores = WholeRestores(own, catalog, routes, links)
@@ -111,6 +115,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
         administration=administration,
         outbox=outbox,
         pauses=pauses,
+        limit_pauses=limit_pauses,
         log_reads=log_reads,
         nursery=nursery,
     )
@@ -118,6 +123,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
         broker=broker,
         digests=_digests(config, replication, catalog),
         limit_shares=limit_shares,
+        limit_pauses=limit_pauses,
         outbox=outbox,
         pauses=pauses,
         restores=restores,

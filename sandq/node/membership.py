@@ -88,6 +88,7 @@ def open_membership(
         sick_peers=replication.sick_peers,
         digests=delivery.digests,
         limits=delivery.limit_shares,
+        limit_pauses=delivery.limit_pauses,
         outbox=delivery.outbox,
         pauses=delivery.pauses,
         restores=delivery.restores,

@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
+from sandq.model.pauses import set_back_end
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.base.rows import Fields, LogEntry, Range
@@ -38,7 +39,6 @@ from sandq.partition.base.view import Row, View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.part_pauses import set_back_end
 from sandq.partition.groups.spilled import time_of
 from sandq.partition.groups.unique_keys import window_of
 from sandq.partition.jobs.jobs import Jobs

@@ -47,6 +47,7 @@ class CommandType(IntEnum):
     PAUSE_PART = 44
     PAUSE_BY_LEASE = 45
     PAUSE_LONGER = 46
+    PAUSE_LIMIT = 47
     RESTORE_BEGIN = 50
     RESTORE_ROWS = 51
     RESTORE_END = 52

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self, get_args
 
 import msgpack
 
@@ -502,6 +502,20 @@ class PauseLonger(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class PauseLimit(Command):
+    """Pause a named limit for all groups that use it, or resume it. In the partition of `sandq.limits`."""
+
+    type: ClassVar[int] = CommandType.PAUSE_LIMIT
+    limit: str
+    until_ms: int
+    """End of the pause in ms. 0: resume the limit. `FOREVER`: the pause stays until the limit is resumed."""
+    by: str
+    """Who pauses or resumes it, as a text for people."""
+    is_longer: bool
+    """Whether a pause that ends later stays as it is. The leader of another partition has verified a lease."""
+
+
+@dataclass(frozen=True, slots=True)
 class PutSchedules(Command):
     """Create schedules, or change their settings."""
 
@@ -591,8 +605,8 @@ class AllowLimit(Command):
     type: ClassVar[int] = CommandType.ALLOW_LIMIT
     items: Sequence[Sequence[Any]]
     """(group, epoch in the settings of the topic, epoch of the limits, version, messages in flight, units of the rate,
-    given_us, definition of a named limit) each. Both epochs are equal, and the definition is nil, if the limits are the
-    group's own."""
+    given_us, definition of a named limit, its pause) each. Both epochs are equal, and the definition and the pause are
+    nil, if the limits are the group's own. The pause is nil if the limit was never paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -715,14 +729,7 @@ class Skipped(Command):
 
 
 ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules
-SCHEDULE_COMMANDS: Final = (
-    PutSchedules,
-    FireSchedules,
-    PauseSchedules,
-    DeleteSchedules,
-    TriggerSchedules,
-    PlanSchedules,
-)
+SCHEDULE_COMMANDS: Final = get_args(ScheduleCommand)
 OWN_COMMANDS: Final = (
     Lease,
     Expire,

@@ -13,6 +13,7 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 from sandq.model import offsets
+from sandq.model.pauses import FOREVER
 from sandq.partition.base import rows
 from sandq.partition.base.stale_heaps import LeastOf
 from sandq.partition.base.view import View
@@ -74,6 +75,10 @@ class GroupStatus:
         """Earliest time at which the group's pause and rate allow the next message, in ms."""
         return max(self.paused_until_ms or 0, 0 if self.limit is None else self.limit.free_ms or 0)
 
+    def is_limit_paused(self, now_ms: int) -> bool:
+        """Return whether the named limit of the group is paused."""
+        return self.limit is not None and self.limit.paused_until_ms > now_ms
+
     @property
     def due_ms(self) -> int | None:
         """Time at which the next message may be leased, in ms. None if there is no such message."""
@@ -92,11 +97,14 @@ class Limited(NamedTuple):
     first."""
     needed: int = 1
     """Number of units of the rate that the next message needs."""
+    paused_until_ms: int = 0
+    """End of the pause of the named limit, in ms. 0 if it is not paused."""
 
     def holds_up(self, now_ms: int) -> tuple[bool, int]:
         """Return (whether the messages in flight hold up a due message, number of units for which it waits). The number
-        is 0 if the rate does not hold up the message."""
-        is_due = self.next_ms is not None and self.next_ms <= now_ms
+        is 0 if the rate does not hold up the message. (False, 0) while the named limit is paused, because a larger
+        share would not help."""
+        is_due = self.next_ms is not None and self.next_ms <= now_ms and self.paused_until_ms <= now_ms
         waits_for_rate = is_due and (self.free_ms is None or self.free_ms > now_ms)
         return is_due and not self.has_capacity, self.needed if waits_for_rate else 0
 
@@ -265,8 +273,7 @@ class StatusTable:
         taken_ms = _head_ms(group, view)
         next_ms, limit = _next_ms(group, taken_ms), None
         if group.allowance is not None:
-            free_ms = _free_ms(group, group.allowance, taken_ms, now_ms)
-            limit = Limited(next_ms, group.has_capacity, free_ms, group.allowance.needed)
+            limit = _limited(group, group.allowance, next_ms, taken_ms, now_ms)
             if not limit.has_capacity or limit.free_ms is None:
                 next_ms = None
         passed, from_s, least, head_ms = self._in_log(group, view)
@@ -370,6 +377,16 @@ def _next_ms(group: Group, head_ms: int | None) -> int | None:
     if head_ms is not None:
         times.append(head_ms)
     return min(times, default=None)
+
+
+def _limited(group: Group, allowance: Allowance, next_ms: int | None, head_ms: int | None, now_ms: int) -> Limited:
+    """Return the state of a group's limits. `next_ms`, `head_ms`: as `_next_ms` and `_head_ms` returned."""
+    until_ms = allowance.pause.until_ms
+    if until_ms > now_ms:
+        # At the end of the pause, the next lease shows whether the group must wait for a share.
+        return Limited(next_ms, True, None if until_ms == FOREVER else until_ms, allowance.needed, until_ms)
+    free_ms = _free_ms(group, allowance, head_ms, now_ms)
+    return Limited(next_ms, group.has_capacity, free_ms, allowance.needed)
 
 
 def _free_ms(group: Group, allowance: Allowance, head_ms: int | None, now_ms: int) -> int | None:

@@ -31,6 +31,7 @@ from sandq.partition.leasing.lease_grants import LeaseGrants
 from sandq.partition.leasing.lease_pauses import LeasePauses, Paused
 from sandq.partition.leasing.lease_reclaim import LeaseReclaim
 from sandq.partition.leasing.settlement import Lost, Part
+from sandq.partition.limits.allowance import LimitPause
 from sandq.partition.log.appends import Stored
 from sandq.partition.partition_state import PartitionState
 from sandq.partition.reader.look_aheads import LookAheads
@@ -237,6 +238,9 @@ class TimerPartition(PartitionState):
     def _pause_longer(self, step: Step, command: c.PauseLonger) -> None:
         self._lease_pauses.pause_longer(step, command.group, command.tenant, command.until_ms)
 
+    def _pause_limit(self, step: Step, command: c.PauseLimit) -> LimitPause:
+        return self.limits.pause(step, command)
+
     def _touch(self, step: Step, command: c.Touch) -> None:
         self._admin.touch(step, command)
 
@@ -376,6 +380,7 @@ class TimerPartition(PartitionState):
         c.PausePart: _pause_part,
         c.PauseByLease: _pause_by_lease,
         c.PauseLonger: _pause_longer,
+        c.PauseLimit: _pause_limit,
         c.Touch: _touch,
         c.ShareLimit: _share_limit,
         c.AllowLimit: _allow_limit,

@@ -42,14 +42,15 @@ class PeerFrame(IntEnum):
     this index. The entry requests the digest by this number. nil: the sender is overloaded. To the group's leader."""
     LIMITS_ASKED = 20
     """[group, [[group of consumers, epoch in the settings of the topic, epoch of the limits, version, messages in
-    flight, units, given_us, `[max_in_flight, interval_us, burst, unit]` of a named limit | nil, its name | ""], ...]]:
-    requests the state of a partition, and grants it these parts of the limits, if they are newer than those it has. To
-    the leader of a partition's group."""
+    flight, units, given_us, `[max_in_flight, interval_us, burst, unit]` of a named limit | nil, `[version, end in ms,
+    by]` of its pause | nil, its name | ""], ...]]: requests the state of a partition, and grants it these parts of the
+    limits, if they are newer than those it has. To the leader of a partition's group."""
     LIMITS_TOLD = 21
     """[group, group of the sender's partition, [[group of consumers, name of its named limit | "", epoch in the
     settings of the topic, epoch of the limits (-1: it has left the named limit), version, leased, messages in flight
-    that it may have, returned_us, used, how many messages wait for those in flight, units that the next one needs],
-    ...]]: the state of the partition. To the leader of partition 0, or of the partition of `sandq.limits`."""
+    that it may have, returned_us, used, how many messages wait for those in flight, units that the next one needs,
+    version of the pause of the named limit], ...]]: the state of the partition. To the leader of partition 0, or of the
+    partition of `sandq.limits`."""
     OUTBOX_BATCH = 30
     """[a number, group, producer id, epoch, batch]: messages that a partition led by the sender sends to this group's
     partition. To the group's leader."""
@@ -66,6 +67,11 @@ class PeerFrame(IntEnum):
     PAUSE_TOLD = 42
     """[the number, [group, ...], [group, ...], reason]: the partitions in which the pause holds, and those that refuse
     it for this reason. All others have not answered."""
+    LIMIT_PAUSE_ASKED = 43
+    """[a number, group, named limit, end in ms, by]: pause this limit, unless it is paused for longer. The sender has
+    verified a lease. To the leader of the partition of `sandq.limits`, which is this group."""
+    LIMIT_PAUSE_TOLD = 44
+    """[the number, end in ms, members that apply the pause, all members, error | ""]: the reply."""
     RESTORE_ASKED = 50
     """[a number, restore id, [group, ...]]: which of these partitions has this restore completed? To the nodes that
     lead them."""

@@ -28,7 +28,7 @@ from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
 from sandq.model.headers import headers_or_none
 from sandq.model.limits import FIXED
 from sandq.model.message_targets import PUSH_HEADER, TIMEOUT_MOST_MS, MessageTarget, parse_target
-from sandq.model.push import PAUSE_TENANT, Push
+from sandq.model.push import PAUSE_GROUP, PAUSE_TENANT, Push
 from sandq.model.push_targets import Target, TargetRefused, shown_url
 from sandq.push.callbacks import callback_value
 from sandq.push.circuit import Circuit, State
@@ -334,14 +334,16 @@ class UrlPump(Pump):
             self._changed.set()
 
     async def _pause_others(self, message: Message, for_s: float) -> None:
-        """Pause the tenant or the group of a message, as `on_429` says, before the message is snoozed.
+        """Pause the tenant, the group or the named limit of a message, as `on_429` says, before the message is
+        snoozed.
 
-        If the pause does not hold in all partitions, the message is snoozed nevertheless, and the next 429 pauses
-        again."""
+        If the pause does not hold in all partitions, or the group uses no named limit any more, the message is snoozed
+        nevertheless, and the next 429 pauses again."""
         part = self.push.get("on_429")
         if part is None or not message.is_held:
             return
-        pause = message.pause_tenant if part == PAUSE_TENANT else message.pause_group
+        pauses = {PAUSE_TENANT: message.pause_tenant, PAUSE_GROUP: message.pause_group}
+        pause = pauses.get(part, message.pause_limit)
         with trio.move_on_after(PAUSE_S) as scope:
             try:
                 await pause(for_=f"{min(round(for_s * 1000), FIXED.consumer_pause_most_ms)}ms")

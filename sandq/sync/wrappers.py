@@ -183,6 +183,8 @@ class Admin(Wrapper[AsyncAdmin]):
     limits = blocking(AsyncAdmin.limits)
     limit = blocking(AsyncAdmin.limit)
     delete_limit = blocking(AsyncAdmin.delete_limit)
+    pause_limit = blocking(AsyncAdmin.pause_limit)
+    resume_limit = blocking(AsyncAdmin.resume_limit)
     resume_group = blocking(AsyncAdmin.resume_group)
     set_push = blocking(AsyncAdmin.set_push)
     remove_push = blocking(AsyncAdmin.remove_push)
@@ -302,3 +304,4 @@ class Leases(Wrapper[AsyncLeases]):
     pause_tenant = blocking(AsyncLeases.pause_tenant)
     pause_key = blocking(AsyncLeases.pause_key)
     pause_group = blocking(AsyncLeases.pause_group)
+    pause_limit = blocking(AsyncLeases.pause_limit)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sandq.model.batch import Column, encode
+from sandq.model.pauses import FOREVER
 from sandq.partition import commands as c
 from sandq.partition.base.digest import comparable
 from sandq.partition.groups import group_table
-from sandq.partition.groups.part_pauses import FOREVER
 from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.records.leases import Lease
 from tests.support.examples import seeds

@@ -63,6 +63,7 @@ _MESSAGES: Final = "broker/requests/message_requests.py"
 _IDENTITIES: Final = "broker/access/identities.py"
 _OUTBOX: Final = "broker/delivery/outbox_sender.py"
 _PAUSES: Final = "broker/delivery/pause_spreader.py"
+_LIMIT_PAUSES: Final = "broker/delivery/limit_pauses.py"
 _SKIPS: Final = "broker/health/entry_skips.py"
 _APPENDED: Final = ("producer_id", "epoch", "sequence", "batch_crc")
 _WHOLE: Final = "; checks of all rows together are in `apply`: partition/restore/whole.py"
@@ -214,6 +215,24 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "tenant": made("nil, or the tenant of a leased message (`check_tenant`)", _PAUSES),
         "until_ms": of(_T.LEASE_PAUSE, "items", "below U48_MAX; at most 1 h ahead for the sender", _PAUSES),
     },
+    c.PauseLimit: {
+        "limit": of(
+            _T.GROUP_PAUSE,
+            "group",
+            f"{_NAME}, also in the request of another node; an unknown limit is an error in `apply`",
+            _MESSAGES,
+        ),
+        "until_ms": of(
+            _T.GROUP_PAUSE,
+            "until_ms",
+            "0 or as PausePart; below U48_MAX in the request of another node",
+            _MESSAGES,
+            (_T.GROUP_PAUSE, "for_ms"),
+            (_T.LEASE_PAUSE, "items"),
+        ),
+        "by": made("at most `BY_CHARS` characters, also in the request of another node", _LIMIT_PAUSES),
+        "is_longer": made("bool: by a lease", _LIMIT_PAUSES),
+    },
     c.PutSchedules: {
         "items": of(
             _T.SCHEDULE_PUT,
@@ -246,7 +265,9 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "gone": made("numbers of members", "broker/delivery/limit_shares.py"),
     },
     c.AllowLimit: {
-        "items": made("numbers and a definition from the home of the limits", "broker/delivery/limit_shares.py")
+        "items": made(
+            "numbers, a definition and a pause from the home of the limits", "broker/delivery/limit_shares.py"
+        )
     },
     c.OutboxSent: {
         name: made("messages of a batch of this outbox", _OUTBOX) for name in ("topic", "partition", "epoch")

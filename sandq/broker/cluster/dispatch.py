@@ -19,6 +19,7 @@ from sandq.broker.bootstrap.bootstrap import Bootstrap
 from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
+from sandq.broker.delivery.limit_pauses import LimitPauses
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.delivery.pause_spreader import PauseSpreader
@@ -62,6 +63,7 @@ class PeerDispatch:
         sick_peers: SickPeers,
         digests: ReplicaDigests,
         limits: LimitShares,
+        limit_pauses: LimitPauses,
         outbox: OutboxSender,
         pauses: PauseSpreader,
         restores: WholeRestores,
@@ -84,6 +86,7 @@ class PeerDispatch:
         self._sick_peers = sick_peers
         self._digests = digests
         self._limits = limits
+        self._limit_pauses = limit_pauses
         self._outbox = outbox
         self._pauses = pauses
         self._restores = restores
@@ -159,6 +162,8 @@ class PeerDispatch:
             return self._digests.on_frame(node, body)
         elif kind in (PeerFrame.LIMITS_ASKED, PeerFrame.LIMITS_TOLD):
             return self._limits.on_frame(node, kind, body)
+        elif kind in (PeerFrame.LIMIT_PAUSE_ASKED, PeerFrame.LIMIT_PAUSE_TOLD):
+            return self._limit_pauses.on_frame(node, kind, body)
         elif kind in (PeerFrame.OUTBOX_BATCH, PeerFrame.OUTBOX_ANSWER):
             return self._outbox.on_frame(node, kind, body)
         elif kind in (PeerFrame.PAUSE_ASKED, PeerFrame.PAUSE_TOLD):

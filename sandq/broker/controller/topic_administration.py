@@ -41,7 +41,7 @@ from sandq.model.names import (
     check_not_internal,
 )
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
-from sandq.model.push import PAUSE_TENANT, changed_push, shown
+from sandq.model.push import PAUSE_LIMIT, PAUSE_TENANT, changed_push, shown
 from sandq.model.push_targets import PushRules, Target, TargetRefused
 from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.partition import commands as c
@@ -324,6 +324,11 @@ class TopicAdministration:
             push = changed_push(old, request.push)
             if push.get("on_429") == PAUSE_TENANT and kind != FAIR:
                 problem = f"on_429: topic {name!r} is a {kind} topic, and only a fair topic has tenants to pause"
+                raise InvalidSetting(problem, mistakes=[problem])
+            used = limits_of(topic.settings).get(group)
+            if push.get("on_429") == PAUSE_LIMIT and (used is None or used.name is None):
+                todo = f"set it first (sandctl group limit {name} {group} --limit NAME)"
+                problem = f"on_429: group {group!r} uses no named limit to pause: {todo}"
                 raise InvalidSetting(problem, mistakes=[problem])
             if push["url"] is None and not topic.settings.get(PUSH_TARGETS):
                 todo = "compacted topics cannot" if kind == COMPACTED else f"set its {PUSH_TARGETS} first"

@@ -46,6 +46,8 @@ class Offer(NamedTuple):
     given_us: int
     definition: tuple[int | None, int | None, int | None, str | None] | None = None
     """The fields of a `Definition`. None if the limits are the group's own."""
+    pause: tuple[int, int, str] | None = None
+    """The fields of the `LimitPause`. None if the limit was never paused."""
     limit: str = ""
     """Name of the named limit. Empty if the limits are the group's own."""
 
@@ -71,6 +73,8 @@ class Report(NamedTuple):
     wants_in_flight: int
     wants_units: int
     """Number of units of the rate that the next due message needs. 0 if it does not wait for the rate."""
+    pause: int = 0
+    """Version of the pause of the named limit that the partition applies."""
 
     @property
     def is_starved(self) -> bool:
@@ -80,7 +84,7 @@ class Report(NamedTuple):
     @classmethod
     def parse(cls, row: Any) -> Report | None:
         """Parse a report from another node. Return None if the report is malformed."""
-        if not isinstance(row, tuple) or [type(part) for part in row] != [str, str, *[int] * 9]:
+        if not isinstance(row, tuple) or [type(part) for part in row] != [str, str, *[int] * 10]:
             return None
         return cls(*row)
 
@@ -111,6 +115,7 @@ def report_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Repor
         allowance.used,
         wants_in_flight,
         wants_units,
+        allowance.pause.version,
     )
 
 
@@ -121,8 +126,8 @@ class LimitHome:
         self._plan = LimitPlan()
         self._reports: dict[int, tuple[Report, int]] = {}
         """Last report and its time in ms, by partition."""
-        self._asked: dict[int, tuple[int, int, int]] = {}
-        """Last request by partition: (epoch, version, time of the request in ms)."""
+        self._asked: dict[int, tuple[int, int, int, int]] = {}
+        """Last request by partition: (epoch, version, version of the pause, time of the request in ms)."""
 
     def heard(self, partition: int, report: Report, now_ms: int) -> bool:
         """Record the report of a partition. Return True if it differs from the last report, or if the last report was
@@ -222,15 +227,16 @@ class LimitHome:
         Skip partitions that were asked recently. `leaving`: members that must be asked whether they have left."""
         definition = Definition.of(ledger.limit) if ledger.limit.is_named else None
         is_any_starved = own.is_starved or self.is_any_starved(now_ms)
+        unpaused = set(self.unpaused(ledger)) if _is_pause_current(ledger, now_ms) else set[int]()
         all_shares = {partition: Share(confirmed=False) for partition in ledger.unheard} | ledger.shares
         for partition, share in all_shares.items():
             epoch, version = ledger.limit.epoch, share.version
             is_needed = self._needs_report(partition, share, epoch, is_any_starved, now_ms)
-            if not is_needed and partition not in leaving:
+            if not is_needed and partition not in leaving and partition not in unpaused:
                 continue
-            asked = self._asked.get(partition)
-            if asked is None or asked[:2] != (epoch, version) or not 0 <= now_ms - asked[2] < ASK_MS:
-                self._asked[partition] = epoch, version, now_ms
+            asked, offered = self._asked.get(partition), (epoch, version, ledger.pause.version)
+            if asked is None or asked[:3] != offered or not 0 <= now_ms - asked[3] < ASK_MS:
+                self._asked[partition] = *offered, now_ms
                 member = ledger.members.get(partition)
                 yield (
                     partition,
@@ -243,6 +249,7 @@ class LimitHome:
                         units=share.units,
                         given_us=share.given_us,
                         definition=definition,
+                        pause=ledger.pause if ledger.pause.version else None,
                         limit="" if member is None else own.group,
                     ),
                 )
@@ -264,7 +271,20 @@ class LimitHome:
         """Return whether the home partition must be checked again after `ASK_MS`, even if nothing changes."""
         if ledger.unheard or any([not share.confirmed for share in ledger.shares.values()]):
             return True
+        if _is_pause_current(ledger, now_ms) and self.unpaused(ledger):
+            return True
         return own.is_starved or self.is_any_starved(now_ms)
+
+    def unpaused(self, ledger: LedgerStatus) -> list[int]:
+        """Return the members of a named limit that have not reported that they apply its pause, or its end."""
+        version = ledger.pause.version
+        if not version:
+            return []
+        return [
+            number
+            for number in ledger.members
+            if number not in self._reports or self._reports[number][0].pause < version
+        ]
 
     def is_any_starved(self, now_ms: int) -> bool:
         """Return whether another partition is starved, according to a report that is still valid."""
@@ -275,6 +295,11 @@ class LimitHome:
                 if 0 <= now_ms - reported_ms < FRESH_MS
             ]
         )
+
+
+def _is_pause_current(ledger: LedgerStatus, now_ms: int) -> bool:
+    """Return whether members must know the last change of a limit's pause: it is paused, or was resumed."""
+    return ledger.pause.until_ms > now_ms or (ledger.pause.version > 0 and not ledger.pause.until_ms)
 
 
 def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> bool:
@@ -293,14 +318,15 @@ def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> b
 
 
 def newer(status: Status, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offered shares that are newer than the shares that the partition applies."""
+    """Return the offers whose share or pause is newer than the one that the partition applies."""
     allowances = status.limits.allowances if status.limits is not None else {}
     found = []
     for offer in offers:
         allowance = allowances.get(offer.group)
         if allowance is None or (allowance.assigned, allowance.name or "") != (offer.assigned, offer.limit):
             continue
-        if (allowance.epoch, allowance.version) < (offer.epoch, offer.version):
+        is_later = offer.pause is not None and offer.pause[0] > allowance.pause.version
+        if is_later or (allowance.epoch, allowance.version) < (offer.epoch, offer.version):
             found.append(offer)
     return found
 

@@ -23,6 +23,7 @@ from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.limit_home import ASK_MS, LEFT, LimitHome, Offer, Report, left, newer, report_of
+from sandq.broker.event_loop import Signal
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.fair_queue import BEHIND
@@ -30,6 +31,7 @@ from sandq.model.errors import SandqError
 from sandq.model.group_limits import is_unit, limit_used
 from sandq.model.limits import FIXED
 from sandq.model.names import LIMITS_TOPIC
+from sandq.model.pauses import BY_CHARS, FOREVER
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
 from sandq.partition.limits.allowance import Definition
@@ -60,6 +62,8 @@ class _Known:
         """In the other partitions: last report of each group, and its time in ms."""
         self.is_due = False
         """True if the partition is checked in the next iteration of the loop."""
+        self.reported_news = Signal()
+        """In the home of named limits: set when a member has reported."""
         self.recheck_ms: int | None = None
         """Time in ms of the check that `_check_later` has scheduled."""
 
@@ -220,6 +224,7 @@ class LimitShares:
             elif name == topic.record.name:
                 home = known.homes.setdefault(report.group, LimitHome())
                 is_news |= home.heard(partition, report, self._clock.now_ms())
+        known.reported_news.set()
         if is_news:
             self.on_change(leader)
 
@@ -238,6 +243,23 @@ class LimitShares:
             return False
         joining[member] = report
         return True
+
+    def unpaused(self, leader: PartitionLeader, limit: str) -> list[Member]:
+        """Return the members of a named limit that have not reported that they apply its pause, or its end. This node
+        leads the home."""
+        limits = leader.raft_group.status.limits
+        ledger = None if limits is None else limits.ledgers.get(limit)
+        known = self._known.get(leader)
+        if ledger is None or not ledger.pause.version:
+            return []
+        home = LimitHome() if known is None else known.homes.get(limit, LimitHome())
+        return [ledger.members[number] for number in home.unpaused(ledger)]
+
+    async def until_paused(self, leader: PartitionLeader, limit: str) -> None:
+        """Wait until all members of a named limit apply its pause, or its end. This node leads the home."""
+        while self.unpaused(leader, limit):
+            self.on_change(leader)
+            await self._known[leader].reported_news.wait()
 
     # -- the other partitions -------------------------------------------------------------------------------------
 
@@ -350,15 +372,25 @@ def _is_definition(row: Any) -> bool:
     return are_numbers and (numbers[1] is None) == (numbers[2] is None) and (unit is None or is_unit(unit))
 
 
+def _is_pause(row: Any) -> bool:
+    """Return whether this is the pause of a named limit."""
+    if not isinstance(row, tuple) or [type(part) for part in row] != [int, int, str]:
+        return False
+    version, until_ms, by = row
+    return version > 0 and 0 <= until_ms <= FOREVER and len(by) <= BY_CHARS
+
+
 def _items(body: Any) -> list[Offer] | None:
     """Return the shares in a LIMITS_ASKED frame; None if the frame is malformed."""
     if not isinstance(body, tuple) or [type(part) for part in body] != [int, tuple]:
         return None
     items: list[Offer] = []
     for row in body[1]:
-        if not isinstance(row, tuple) or [type(part) for part in row[:-2]] != _ASKED or not isinstance(row[-1], str):
+        if not isinstance(row, tuple) or [type(part) for part in row[:-3]] != _ASKED or not isinstance(row[-1], str):
             return None
-        if row[-2] is not None and not _is_definition(row[-2]):
+        if row[-3] is not None and not _is_definition(row[-3]):
+            return None
+        if row[-2] is not None and not _is_pause(row[-2]):
             return None
         items.append(Offer(*row))
     return items

@@ -332,8 +332,9 @@ class PartitionLeader:
             return
         now_ms = self._clock.now_ms()
         # `free_since_ms` is the time since which only the broker can delay messages: neither the group nor a
-        # part of it is paused, and a consumer has credit.
-        if group.paused is not None or group.paused_tenants or group.paused_keys or not pump.queue:
+        # part of it or its limit is paused, and a consumer has credit.
+        is_paused = group.paused is not None or group.is_limit_paused(now_ms)
+        if is_paused or group.paused_tenants or group.paused_keys or not pump.queue:
             pump.free_since_ms = None
         elif pump.free_since_ms is None:
             pump.free_since_ms = now_ms

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sandq.model.pauses import PAUSES_MAX
-from sandq.partition.groups.part_pauses import FOREVER, Part, PausedPart, part_order
+from sandq.model.pauses import FOREVER, PAUSES_MAX
+from sandq.partition.groups.part_pauses import Part, PausedPart, part_order
 
 
 class PauseTable:

@@ -23,7 +23,7 @@ from sandq.broker.requests.group_consumers import ConsumerTable
 from sandq.broker.requests.group_pauses import PauseTable
 from sandq.model import health, offsets
 from sandq.model.batch_format import Column
-from sandq.model.caller import Caller
+from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import (
     Conflict,
     InvalidRequest,
@@ -36,15 +36,23 @@ from sandq.model.errors import (
 )
 from sandq.model.key_limits import key_limit
 from sandq.model.members import incarnation_of, node_of
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY, check_name
-from sandq.model.pauses import PAUSES_MAX, incomplete_pause, pause_end_ms
+from sandq.model.names import (
+    COMPACTED,
+    DEFAULT_TENANT,
+    FAIR,
+    LIMITS_TOPIC,
+    NOT_OF_DEFAULT,
+    NOT_WITHOUT_KEY,
+    check_name,
+)
+from sandq.model.pauses import FOREVER, PAUSES_MAX, incomplete_pause, pause_end_ms
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
 from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOT_AHEAD
-from sandq.partition.groups.part_pauses import FOREVER, command_part
+from sandq.partition.groups.part_pauses import command_part
 from sandq.partition.produce_validation import check_headers, check_not_far, most_value_bytes
 from sandq.partition.queries.fetch import Extent, Fetched
 from sandq.partition.queries.queries import UNITS_S, PartitionQueries
@@ -235,8 +243,21 @@ class MessageRequests:
             group["consumers"] = leader.consumers(group["group"])
             if group["state"] == "ready":
                 is_pushed = (request.topic, group["group"]) in self._broker.metadata.pushes
+                group["reason"] += self._why_no_share(leader, group["group"])
                 group["reason"] += health.why_ready(group["consumers"], is_pushed=is_pushed)
         return answer
+
+    def _why_no_share(self, leader: PartitionLeader, name: str) -> str:
+        """Return a suffix of the reason of ready messages that wait for a named limit, if the home of the limit does
+        not work. Otherwise return an empty text."""
+        status = leader.raft_group.status
+        group = status.groups.get(name)
+        if group is None or group.limit is None or not any(group.limit.holds_up(self._broker.clock.now_ms())):
+            return ""
+        if status.limits is None or status.limits.allowances[name].name is None:
+            return ""
+        problem = self._broker.limit_pauses.home_problem()
+        return "" if problem is None else f"; {problem}"
 
     def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:
         """Return `shown`, the message that was found. Raise NotFound if `shown` is None."""
@@ -402,6 +423,9 @@ class MessageRequests:
                     work=PAGE_WORK,
                 )
                 count += len(rows)
+                for row in rows:
+                    if row["reason"] is not None:
+                        row["reason"] += self._why_no_share(leader, row["group"])
                 for start in range(0, len(rows), ROWS_AT_ONCE):
                     some = rows[start : start + ROWS_AT_ONCE]
                     packed.append(_packed_groups(some, leader))
@@ -483,8 +507,13 @@ class MessageRequests:
         await call_all([(leader.raft_group, c.ConfigureGroup(request.group, record)) for leader in chosen])
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
-        """Pause or resume a group, or one tenant or key of it. Raise InvalidTime for an end that has passed, or is too
-        far ahead; InvalidRequest that names the partitions if some have too many paused tenants and keys."""
+        """Pause or resume a group, or one tenant or key of it. In the topic `sandq.limits`, a group is a named limit.
+
+        Raise InvalidTime for an end that has passed, or is too far ahead; InvalidRequest that names the partitions if
+        some have too many paused tenants and keys; NotFound if there is no such limit."""
+        if request.topic == LIMITS_TOPIC:
+            await self._pause_limit(request, caller)
+            return
         group, done, refused = request.group, set[PartitionLeader](), dict[int, str]()
         until_ms = pause_end_ms(request.until_ms, request.for_ms, self._broker.clock.now_ms())
         command: c.Command = c.PauseGroup(group, request.paused, until_ms)
@@ -505,6 +534,17 @@ class MessageRequests:
                     raise result
         if refused:
             raise incomplete_pause(len(done), refused=refused, reason=next(iter(refused.values())))
+
+    async def _pause_limit(self, request: GroupPause, caller: Caller) -> None:
+        """Pause or resume a named limit."""
+        if request.tenant is not None or request.key is not None:
+            raise InvalidRequest("a named limit is paused as a whole: give no tenant and no key")
+        until_ms = pause_end_ms(request.until_ms, request.for_ms, self._broker.clock.now_ms())
+        end_ms = (FOREVER if until_ms is None else until_ms) if request.paused else 0
+        by = "an operator" if caller.principal == ANONYMOUS else f"operator {caller.principal}"
+        command = c.PauseLimit(check_name("limit", request.group), end_ms, by, is_longer=False)
+        (leader,) = self._broker.led(request.topic)
+        await self._broker.limit_pauses.change(leader, command)
 
     def _check_parts(self, request: GroupPause) -> None:
         """Raise InvalidRequest if the topic has no tenants, or does not limit keys, although the request names one."""

@@ -228,8 +228,8 @@ class GroupAdmin:
         secrets sign as well, while a receiver changes to the new ones. `concurrency`: maximum number of concurrent
         requests per node that leads partitions (default 10). `request_timeout`: timeout of a request to the URL,
         including the response (default 30 s). `on_429`: after a response 429 with `Retry-After`, only snooze the
-        message ("snooze", the default), or also pause its tenant ("pause_tenant") or the group ("pause_group") for this
-        time. The group need not exist yet.
+        message ("snooze", the default), or also pause its tenant ("pause_tenant"), the group ("pause_group") or the
+        named limit of the group ("pause_limit") for this time. The group need not exist yet.
 
         Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does not allow.
         """

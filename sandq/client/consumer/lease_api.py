@@ -39,7 +39,7 @@ from sandq.model.errors import (
 from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD
 from sandq.model.offsets import Lease as LeaseParts
-from sandq.model.pauses import GROUP, KEY, TENANT
+from sandq.model.pauses import GROUP, KEY, LIMIT, TENANT
 from sandq.model.times import Duration, duration_ms
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Deliver, TopicRecord, lost_ranges, results
@@ -417,6 +417,12 @@ class Leases:
     async def pause_group(self, item: Item, *, for_: Duration, timeout: Duration | None = None) -> int:
         """Pause the group of a message in all partitions, as `Message.pause_group` does. Raises LeaseLost, TimedOut."""
         return await self._pause(item, GROUP, for_)
+
+    @timed_change
+    async def pause_limit(self, item: Item, *, for_: Duration, timeout: Duration | None = None) -> int:
+        """Pause the named limit of the group of a message, for all groups that use it, as `Message.pause_limit` does.
+        Raises LeaseLost, TimedOut; InvalidRequest if the group uses no named limit."""
+        return await self._pause(item, LIMIT, for_)
 
     async def _pause(self, item: Item, part: str, for_: Duration) -> int:
         (one,) = held = _held([item])

@@ -14,7 +14,7 @@ from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import LogMessage
 from sandq.client.producer.validation import Headers
 from sandq.model.errors import InvalidRequest
-from sandq.model.pauses import GROUP, KEY, TENANT
+from sandq.model.pauses import GROUP, KEY, LIMIT, TENANT
 from sandq.model.times import Duration, duration_ms
 
 
@@ -157,6 +157,17 @@ class Message(HeldMessage):
     async def pause_group(self, *, for_: Duration) -> int:
         """Pause the group of the message in all partitions, as `pause_tenant` does."""
         return await self._piece.consumer.pause(self._piece, self._position, GROUP, duration_ms(for_))
+
+    async def pause_limit(self, *, for_: Duration) -> int:
+        """Pause the named limit of the group of the message, for at most an hour. No group that uses the limit gets
+        messages meanwhile, in any topic.
+
+        For example, after a response that says that the shared quota is used up. The message itself stays leased.
+        Returns the end of the pause in epoch ms: a pause that ends later stays as it is. Raises LeaseLost; also
+        InvalidRequest if the group uses no named limit. Raises TimedOut if partitions do not confirm the pause in time:
+        the error says how many have confirmed it. Repeating the call is safe.
+        """
+        return await self._piece.consumer.pause(self._piece, self._position, LIMIT, duration_ms(for_))
 
 
 class Settlement:

@@ -15,7 +15,7 @@ from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.portal import Confirmation, Portal
 from sandq.client.producer.validation import Headers
-from sandq.model.pauses import GROUP, KEY, TENANT
+from sandq.model.pauses import GROUP, KEY, LIMIT, TENANT
 from sandq.model.times import Duration, duration_ms
 
 _OPEN: Final = 0
@@ -110,6 +110,17 @@ class Message(HeldMessage):
     def pause_group(self, *, for_: Duration) -> int:
         """Pause the group of the message in all partitions, as `pause_tenant` does."""
         return self._pause(GROUP, for_)
+
+    def pause_limit(self, *, for_: Duration) -> int:
+        """Pause the named limit of the group of the message, for at most an hour. No group that uses the limit gets
+        messages meanwhile, in any topic.
+
+        For example, after a response that says that the shared quota is used up. The message itself stays leased.
+        Returns the end of the pause in epoch ms: a pause that ends later stays as it is. Raises LeaseLost; also
+        InvalidRequest if the group uses no named limit. Raises TimedOut if partitions do not confirm the pause in time:
+        the error says how many have confirmed it. Repeating the call is safe.
+        """
+        return self._pause(LIMIT, for_)
 
     def _pause(self, part: str, for_: Duration) -> int:
         chunk, position, for_ms = self._piece, self._position, duration_ms(for_)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from sandq.model.errors import NotFound
 from sandq.model.group_limits import limits_of
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
@@ -21,7 +22,7 @@ from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.limits.allowance import Allowance, AllowanceStatus, Definition, fresh
+from sandq.partition.limits.allowance import Allowance, AllowanceStatus, Definition, LimitPause, fresh
 from sandq.partition.limits.buckets import renewed
 from sandq.partition.limits.cost_budget import CostBudget
 from sandq.partition.limits.ledger import Confirmed, Ledger, LedgerStatus, Member, Share
@@ -108,7 +109,7 @@ class GroupLimits:
                 if self._is_home and limit.name is None and old.limit.name is None:
                     allowance.part = renewed(old.limit, old.part, limit, _now_us(step))
                 if ledger is not None and limit.is_named:
-                    members = ledger.members
+                    members, allowance.pause = ledger.members, old.pause
             self._put(name, allowance, members)
             for number in members or ():
                 self._store_member(step, name, number)
@@ -125,11 +126,14 @@ class GroupLimits:
 
     def allow(self, step: Step, command: c.AllowLimit) -> None:
         """Set allowances of groups. Ignore an allowance that is older than the current one, or belongs to other
-        limits. A newer definition of a named limit replaces the allowance."""
-        for name, assigned, epoch, version, in_flight, units, given_us, definition in command.items:
+        limits. A newer definition of a named limit replaces the allowance, and a newer pause the pause."""
+        for name, assigned, epoch, version, in_flight, units, given_us, definition, pause in command.items:
             allowance = self._allowances.get(name)
             if allowance is None or allowance.assigned != assigned:
                 continue
+            if pause is not None and allowance.limit.name is not None and pause[0] > allowance.pause.version:
+                allowance.pause = LimitPause(*pause)
+                self._store(step, name)
             if allowance.limit.name is None:
                 if self._is_home or allowance.limit.epoch != epoch:
                     continue
@@ -164,6 +168,18 @@ class GroupLimits:
             view.put(_share_key(command.group, partition), rows.pack(*ledger.shares[partition]))
         self._store(step, command.group)
 
+    def pause(self, step: Step, command: c.PauseLimit) -> LimitPause:
+        """Pause or resume a named limit, and return its pause. Raise NotFound if this is not the home of the limit."""
+        ledger = self._ledgers.get(command.limit)
+        if ledger is None or not ledger.limit.is_named:
+            raise NotFound(f"there is no limit {command.limit!r}", limit=command.limit)
+        old, own = ledger.own.pause, ledger.own
+        if command.is_longer and command.until_ms <= max(old.until_ms, step.now_ms):
+            return old
+        own.pause = LimitPause(max(step.index, old.version + 1), command.until_ms, command.by)
+        self._store(step, command.limit)
+        return own.pause
+
     def available(self, step: Step, group: Group, most: int) -> int:
         """Return how many messages the group may lease now, up to `most`. If its rate has a unit, costs are limited as
         well: see `budget`."""
@@ -191,7 +207,10 @@ class GroupLimits:
     def set_back(self, step: Step, old_ms: int) -> None:
         """Adjust to a clock reset, which sets the partition's time back from `old_ms` to that of `step`."""
         for name, allowance in self._allowances.items():
+            before = allowance.pause
             allowance.set_back(old_ms * 1000, _now_us(step))
+            if name in self._ledgers and allowance.pause != before:
+                allowance.pause = allowance.pause._replace(version=before.version + 1)  # for the members of the limit
             self._store(step, name)
 
     def _first_reports(self, ledger: Ledger, joined: list[int], reports: Sequence[Sequence[Any]]) -> list[Confirmed]:

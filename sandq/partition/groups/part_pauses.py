@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
-from sandq.model.offsets import U48_MAX
 from sandq.model.partitioning import ordering_hash
-from sandq.model.pauses import STORED_KEY_BYTES
-from sandq.model.times import format_instant
+from sandq.model.pauses import FOREVER, STORED_KEY_BYTES, set_back_end
 from sandq.partition.base import rows
 from sandq.partition.base.stale_heaps import is_overgrown
 from sandq.partition.base.step import Step
@@ -23,10 +21,6 @@ from sandq.partition.base.view import View
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.ready.ready_queues import ReadyQueues
 
-FOREVER: Final = U48_MAX
-"""End of a pause that stays until it is resumed."""
-ENDED_MS: Final = 60_000
-"""Maximum time for which a pause that has ended may have a row, in ms."""
 Part = str | int
 """A tenant by name, or a key by its ordering hash."""
 
@@ -54,21 +48,6 @@ def split_part(named: str | bytes | int) -> tuple[Part, bytes | None]:
 def command_part(key: bytes) -> bytes | int:
     """Return a key as `PausePart` takes it: a long key by its ordering hash."""
     return key if len(key) <= STORED_KEY_BYTES else ordering_hash(key)
-
-
-def set_back_end(until_ms: int, old_ms: int, new_ms: int) -> int:
-    """Return the end of a pause after a clock reset from the floor `old_ms` to `new_ms`.
-
-    The wrong clock has most likely set the pauses that end after the old floor, or shortly before it: the floor may be
-    ahead of the time of the last entry, and pauses that have ended are removed a little later."""
-    if until_ms == FOREVER or until_ms <= max(old_ms - ENDED_MS, new_ms):
-        return until_ms
-    return max(until_ms - old_ms + new_ms, new_ms)
-
-
-def pause_text(until_ms: int) -> str:
-    """Return "paused until ...", for a pause with this end."""
-    return f"paused until {'it is resumed' if until_ms == FOREVER else format_instant(until_ms)}"
 
 
 class PartPauses:

@@ -1,7 +1,8 @@
-"""Pauses by consumers: the holder of a live lease pauses the tenant, the key or the group of one of its messages.
+"""Pauses by consumers: the holder of a live lease pauses the tenant, the key or the group of one of its messages, or
+the named limit of the group.
 
 The partition of the message verifies the lease. The other partitions of the topic then get a `PauseLonger`
-(`broker.delivery.pause_spreader`).
+(`broker.delivery.pause_spreader`). The home of a named limit gets a `PauseLimit` (`broker.delivery.limit_pauses`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import NamedTuple
 
 from sandq.model.batch_format import Column
 from sandq.model.errors import InvalidRequest
-from sandq.model.pauses import GROUP, KEY, STORED_KEY_BYTES
+from sandq.model.pauses import FOREVER, GROUP, KEY, LIMIT, STORED_KEY_BYTES
 from sandq.partition.base import rows
 from sandq.partition.base.step import Step
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.part_pauses import FOREVER, Part
+from sandq.partition.groups.part_pauses import Part
 from sandq.partition.reader.pieces import load_message
 from sandq.partition.ready import queue_keys
 from sandq.partition.records.leases import Lease
@@ -23,10 +24,12 @@ from sandq.partition.shared_state import SharedState
 
 
 class Paused(NamedTuple):
-    """The result of a pause by a lease. `until_ms`: end of the pause. `tenant`: the paused tenant, if one was named."""
+    """The result of a pause by a lease. `until_ms`: end of the pause. `tenant`: the paused tenant, if one was named.
+    `limit`: the named limit to pause, if one was asked for."""
 
     until_ms: int
     tenant: str | None
+    limit: str | None = None
 
 
 class LeasePauses:
@@ -37,10 +40,10 @@ class LeasePauses:
 
     def pause(self, step: Step, token: int, offset: bytes, part: str, until_ms: int, group_name: str) -> Paused | None:
         """Pause a part of a group to which a leased message belongs, unless it is paused for longer already. Return
-        None if the lease has ended, or does not hold the message.
+        None if the lease has ended, or does not hold the message. For a named limit, only return its name.
 
-        Raise InvalidRequest if another group holds the lease, if the message has no such part, or if too many parts are
-        paused."""
+        Raise InvalidRequest if another group holds the lease, if the message has no such part, if the group uses no
+        named limit, or if too many parts are paused."""
         lease = self._leases.by_token.get(token)
         if lease is None or lease.ended or lease.revoked:
             return None
@@ -53,6 +56,10 @@ class LeasePauses:
             )
         if part == GROUP:
             return Paused(self._pause_group(step, group, until_ms), None)
+        if part == LIMIT:
+            if group.allowance is None or group.allowance.limit.name is None:
+                raise InvalidRequest(f"group {group_name!r} uses no named limit: pause the group")
+            return Paused(until_ms, None, group.allowance.limit.name)
         named = self._part(step, group, lease, offset, part)
         end_ms = group.pauses.ends.get(named, 0)
         if until_ms > end_ms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sandq.model.group_limits import GroupLimit
+from sandq.model.pauses import set_back_end
 from sandq.partition.limits.buckets import NO_PART, Part, available, free_us, merge, owed_us, served, split
 
 
@@ -20,6 +21,20 @@ class Definition(NamedTuple):
     def of(cls, limit: GroupLimit) -> Definition:
         """Return the definition in a limit."""
         return cls(limit.max_in_flight, limit.interval_us, limit.burst, limit.unit)
+
+
+class LimitPause(NamedTuple):
+    """The last pause of a named limit, or its end. The home sends it to the partitions that use the limit."""
+
+    version: int
+    """Increases with each change. 0 if the limit was never paused."""
+    until_ms: int
+    """End of the pause in ms. 0 if the limit was resumed."""
+    by: str
+    """Who has paused or resumed the limit, as a text for people."""
+
+
+NO_PAUSE = LimitPause(0, 0, "")
 
 
 class AllowanceStatus(NamedTuple):
@@ -41,6 +56,8 @@ class AllowanceStatus(NamedTuple):
     """Name of the named limit that the group uses. None if the limits are its own."""
     assigned: int = 0
     """Epoch of the group's row in the settings of the topic."""
+    pause: LimitPause = NO_PAUSE
+    """Pause of the named limit, as far as the partition knows it."""
 
 
 class Allowance:
@@ -63,6 +80,8 @@ class Allowance:
         self.is_waiting = False
         """True in the home partition until all other partitions have reported what they hold, and everywhere else until
         the definition of a named limit is known. While it is True, nothing may be leased."""
+        self.pause = NO_PAUSE
+        """Pause of the named limit. A change of the limit keeps it."""
         if limit.name is not None:
             self.limit, self.is_waiting = limit._replace(epoch=0), True
 
@@ -86,18 +105,21 @@ class Allowance:
             self.used,
             self.needed,
             Definition.of(self.limit) if is_defined else None,
+            self.pause if self.pause.version else None,
         )
 
     @classmethod
     def load(cls, limit: GroupLimit, row: tuple[Any, ...]) -> Allowance:
         """Restore an allowance from its stored fields. `limit`: row of the group in the settings of the topic."""
-        epoch, version, in_flight, units, arrival_us, returned_us, used, needed, definition = row
+        epoch, version, in_flight, units, arrival_us, returned_us, used, needed, definition, pause = row
         allowance = cls(limit, in_flight, Part(units, arrival_us))
         if limit.name is not None and definition is not None:
             allowance.define(epoch, Definition(*definition))
             allowance.in_flight, allowance.part = in_flight, Part(units, arrival_us)
         allowance.version, allowance.returned_us, allowance.used = version, returned_us, used
         allowance.needed = needed
+        if pause is not None:
+            allowance.pause = LimitPause(*pause)
         return allowance
 
     def status(self) -> AllowanceStatus:
@@ -114,6 +136,7 @@ class Allowance:
             needed=self.needed,
             name=self.limit.name,
             assigned=self.assigned,
+            pause=self.pause,
         )
 
     def allow(self, version: int, in_flight: int, units: int, given_us: int, now_us: int) -> None:
@@ -127,6 +150,10 @@ class Allowance:
             self.returned_us = owed_us(self.limit, back, now_us) if back.units else 0
         self.version, self.in_flight = version, in_flight
 
+    def is_paused(self, now_ms: int) -> bool:
+        """Return whether the named limit is paused. Then nothing may be leased."""
+        return now_ms < self.pause.until_ms
+
     def has_capacity(self, in_flight: int) -> bool:
         """Return whether one more message may be leased while `in_flight` are in flight."""
         return not self.is_waiting and (self.limit.max_in_flight is None or in_flight < self.in_flight)
@@ -134,7 +161,7 @@ class Allowance:
     def available(self, in_flight: int, now_us: int, most: int) -> int:
         """Return how many more messages may be leased now, up to `most`, while `in_flight` are in flight. If the limit
         has a unit, this is the number of messages whose cost is 1."""
-        if self.is_waiting:
+        if self.is_waiting or self.is_paused(now_us // 1000):
             return 0
         if self.limit.max_in_flight is not None:
             most = min(most, self.in_flight - in_flight)
@@ -164,7 +191,10 @@ class Allowance:
             self.part = served(self.limit, self.part, units, now_us)
 
     def set_back(self, old_us: int, now_us: int) -> None:
-        """Keep the debt when a clock reset sets the time back from `old_us` to `now_us`."""
+        """Keep the debt when a clock reset sets the time back from `old_us` to `now_us`. Shorten a pause that the wrong
+        clock has most likely set."""
+        until_ms = set_back_end(self.pause.until_ms, old_us // 1000, now_us // 1000)
+        self.pause = self.pause._replace(until_ms=until_ms)
         self.part = self.part._replace(arrival_us=now_us + max(self.part.arrival_us - old_us, 0))
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from sandq.model.group_limits import GroupLimit
 from sandq.model.limits import FIXED
-from sandq.partition.limits.allowance import Allowance
+from sandq.partition.limits.allowance import NO_PAUSE, Allowance, LimitPause
 from sandq.partition.limits.buckets import Part, merge, owed_us, split
 
 
@@ -87,6 +87,8 @@ class LedgerStatus(NamedTuple):
     """Members of a named limit, by number. Empty for the limits of a group."""
     numbers: dict[Member, int]
     """Numbers of these members."""
+    pause: LimitPause = NO_PAUSE
+    """Pause of the named limit."""
 
     @property
     def given(self) -> tuple[int, int]:
@@ -165,6 +167,7 @@ class Ledger:
             own_units=self.own.part.units,
             members=dict(self.members),
             numbers={member: number for number, member in self.members.items()},
+            pause=self.own.pause,
         )
 
     def confirm(self, reports: Iterable[Confirmed], now_us: int) -> set[int]:

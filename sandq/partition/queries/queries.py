@@ -14,6 +14,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.dead_letter_settings import DROP, KEY_TTL_MS, ON_EXPIRY, expiry_rule
 from sandq.model.outbox import Target
+from sandq.model.pauses import pause_text
 from sandq.model.retries import MessageRules
 from sandq.partition import commands as c
 from sandq.partition.base import rows
@@ -22,7 +23,7 @@ from sandq.partition.base.rows import Fields, Range
 from sandq.partition.base.view import View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.part_pauses import Part, PausedPart, pause_text
+from sandq.partition.groups.part_pauses import Part, PausedPart
 from sandq.partition.log.message_log import Found
 from sandq.partition.outbox import encode_letters
 from sandq.partition.pending.pending import DELAYED, READY

@@ -11,12 +11,12 @@ from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
+from sandq.model.pauses import pause_text
 from sandq.model.rates import rate_text
 from sandq.model.times import format_instant
 from sandq.partition.base.rows import LogEntry
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.part_pauses import pause_text
 from sandq.partition.reader.reader import AnswerReader
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queues import ReadyQueues

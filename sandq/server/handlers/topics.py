@@ -82,7 +82,9 @@ def _pushes(context: Context, request: PushList) -> list[dict[str, Any]]:
 
 def _limits(context: Context, request: LimitList) -> list[dict[str, Any]]:
     """Return the state of the named limits that this node divides."""
-    return limit_rows(context.broker.catalog, request.topic, request.name)
+    broker = context.broker
+    shares, now_ms = broker.limit_pauses.shares, broker.clock.now_ms()
+    return limit_rows(broker.catalog, shares, request.topic, name=request.name, now_ms=now_ms)
 
 
 ROUTES = (

@@ -257,7 +257,7 @@ class PushIn(Body):
     )
     concurrency: int | None = Field(default=None, description="Requests of each node at a time; 10 by default.")
     request_timeout: Duration | None = Field(default=None, description="Time for one request; 30 s by default.")
-    on_429: Literal["snooze", "pause_tenant", "pause_group"] | None = Field(
+    on_429: Literal["snooze", "pause_tenant", "pause_group", "pause_limit"] | None = Field(
         default=None, description="Reaction to a response 429 with `Retry-After`; `snooze` by default."
     )
 
@@ -610,11 +610,13 @@ class ExtendIn(AckIn):
 
 
 class LeasePauseIn(Body):
-    """A leased message, and the part of its group to pause."""
+    """A leased message, and what to pause: a part of its group, or the named limit of the group."""
 
     lease_token: str
     offset: str
-    part: Literal["tenant", "key", "group"] = Field(description="Which messages of the group to pause: like this one.")
+    part: Literal["tenant", "key", "group", "limit"] = Field(
+        description="Which messages of the group to pause: like this one. `limit`: all that share its named limit."
+    )
     for_: Duration = Field(alias="for", description="Duration of the pause; at most an hour.")
 
 
@@ -632,6 +634,13 @@ class ResumeIn(Body):
             if getattr(self, name) is None:
                 raise InvalidRequest(f"{name}: null names no part of the group; leave it out to mean the whole group")
         return {"tenant": self.tenant, "key": read_key(self.model_dump(exclude_unset=True), "key")}
+
+
+class LimitPauseIn(Body):
+    """The end of a pause (`until` or `for`). Without an end, the pause stays until it is ended."""
+
+    until: Instant | None = Field(default=None, description="End of the pause.")
+    for_: Duration | None = Field(default=None, alias="for", description="Duration of the pause.")
 
 
 class PauseIn(ResumeIn):

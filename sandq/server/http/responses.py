@@ -338,6 +338,14 @@ class NamedLimitState(ResponseModel):
         description="Members that have not confirmed the last change; until they do, nothing is delivered. Null if the "
         "leader of the limits cannot be reached."
     )
+    paused: bool | None = Field(default=None, description="Whether it is paused.")
+    paused_until: str | None = Field(
+        default=None, description="When its pause ends by itself; null if it is not paused, or until it is resumed."
+    )
+    paused_by: str | None = Field(default=None, description="Who has paused it.")
+    unpaused: int | None = Field(
+        default=None, description="Members that have not confirmed the last pause, or its end, yet."
+    )
 
 
 class NamedLimit(NamedLimitState):
@@ -351,7 +359,7 @@ class NamedLimits(ResponseModel):
 class NamedLimitHeld(NamedLimitState):
     members: list[dict[str, Any]] | None = Field(
         description="Groups that use it, at most 1,000, one per partition: `topic`, `partition`, `group`, `given`, "
-        "`given_burst`, `unheard`."
+        "`given_burst`, `unheard`, `unpaused`."
     )
 
 

@@ -120,6 +120,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     # Named limits.
     **{("GET", path): Needs((_R,), topic=LIMITS_TOPIC) for path in ("/limits", _LIMITS)},
     **{(method, _LIMITS): Needs((_M,), topic=LIMITS_TOPIC) for method in ("PUT", "DELETE")},
+    **{("POST", f"{_LIMITS}/{action}"): Needs((_M,), topic=LIMITS_TOPIC) for action in ("pause", "resume")},
     # Schedules.
     ("GET", f"{_TOPIC}/schedules"): _topic(_R),
     ("POST", f"{_TOPIC}/schedules"): _topic(_M),

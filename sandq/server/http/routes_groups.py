@@ -195,15 +195,21 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
     f"{GROUP}/pause-by-lease",
     operation_id="pauseByLease",
     response_model=responses.PausedByLease,
-    summary="Pause the tenant, the key or the group of a leased message",
+    summary="Pause the tenant, the key, the group or the named limit of a leased message",
 )
 async def pause_by_lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeasePauseIn) -> Found:
     """For at most an hour. A pause that ends later stays as it is. The pause of a group or tenant holds in all
-    partitions of the topic, that of a key in the partition of the message. 409 LEASE_LOST as for ack. 400 INVALID if a
-    different group holds the lease. 504 TIMED_OUT if the leaders of some partitions do not answer, and 400 INVALID if
-    partitions refuse the pause: `held` of `partitions` have it, and repeating the request is safe."""
+    partitions of the topic, that of a key in the partition of the message, and that of a named limit for all groups
+    that use it. 409 LEASE_LOST as for ack. 400 INVALID if a different group holds the lease. 504 TIMED_OUT if the
+    leaders of some partitions do not answer, and 400 INVALID if partitions refuse the pause: `held` of `partitions` (of
+    a limit: of `members`) have it, and repeating the request is safe."""
     leases = gateway_of(request).client.leases(topic, group)
-    pauses = {"tenant": leases.pause_tenant, "key": leases.pause_key, "group": leases.pause_group}
+    pauses = {
+        "tenant": leases.pause_tenant,
+        "key": leases.pause_key,
+        "group": leases.pause_group,
+        "limit": leases.pause_limit,
+    }
     end_ms = await pauses[body.part](Held(body.lease_token, body.offset), for_=body.for_)
     return {"paused_until": None if end_ms == U48_MAX else when(end_ms)}
 

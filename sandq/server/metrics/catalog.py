@@ -244,6 +244,7 @@ NAMED_LIMITS: Final = (
         "Messages that were leased under the named limit, or their total cost if its rate has a unit.",
     ),
     Metric("sandq_limit_waiting", GAUGE, ("limit",), "1: due messages wait because of the named limit."),
+    Metric("sandq_limit_paused", GAUGE, ("limit",), "1: the named limit is paused."),
 )
 TENANTS: Final = (
     Metric("sandq_tenant_ready", GAUGE, TENANT, "Messages of a tenant of a fair topic that are ready to be leased."),

@@ -14,9 +14,9 @@ from sandq.model.group_limits import parse_limit, with_limit
 from sandq.model.nack_ends import DEAD
 from sandq.model.outbox import reserved_producer
 from sandq.model.partitioning import ordering_hash
+from sandq.model.pauses import FOREVER
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
-from sandq.partition.groups.part_pauses import FOREVER
 from sandq.partition.log.appends import Stored
 from sandq.partition.schedules import schedule_queries
 from tests.support.partition.bench import Bench, T, batch_of, by_id
@@ -99,7 +99,7 @@ def _messages(b: Bench) -> None:
     b.apply(0, c.Append(batch_of(["r"]), 77, 1, sequence_of(2)))
     b.apply(0, c.Configure(with_limit(b.settings, "g", 1, parse_limit({"max_in_flight": 9}))))
     b.apply(0, c.ShareLimit("g", 1, [(0, 0, 0, 0)], [(0, 9, 0)]))
-    b.apply(0, c.AllowLimit([("g", 1, 1, 1, 9, 0, T * 1000, None)]))
+    b.apply(0, c.AllowLimit([("g", 1, 1, 1, 9, 0, T * 1000, None, None)]))
     first = b.lease(limit=2)
     b.extend(first[0].token, 60_000)
     b.ack(first[0].token, [[first[0].ranges[0][0], 1]], at=10)
@@ -132,6 +132,7 @@ def _messages(b: Bench) -> None:
     b.apply(117, c.PausePart("g", ordering_hash(b"ada"), FOREVER))
     b.apply(117, c.PauseByLease([(offsets.token(1, 0), ids[0], "group", T + 118, "g")]))
     b.apply(117, c.PauseLonger("g", None, T + 119))
+    b.apply(117, c.PauseLimit("unknown", T + 119, "an operator", False))
     b.apply(118, c.Hold("reader", bytes(16), 60_000))
     b.apply(119, c.TakeDigest(5), c.Touch(["g", "nothing"]))
     b.apply(120, c.Configure(b.machine.settings | {"retention_ms": 1_000}))

@@ -14,11 +14,10 @@ from sandq.metadata.records import Topic
 from sandq.model.errors import SandqError
 from sandq.model.names import FAIR
 from sandq.model.partitioning import ordering_hash
-from sandq.model.pauses import GROUP, KEY, TENANT
+from sandq.model.pauses import FOREVER, GROUP, KEY, TENANT
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.groups import group_table, spilling
-from sandq.partition.groups.part_pauses import FOREVER
 from tests.support.simulation import cluster_world
 from tests.support.simulation.cluster_clients import KEYS as KEYS_OR_NONE
 from tests.support.simulation.cluster_clients import Clients

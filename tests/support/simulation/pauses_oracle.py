@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sandq.broker.replication.replica import Delivery
-from sandq.partition.groups.part_pauses import FOREVER
+from sandq.model.pauses import FOREVER
 from tests.support.simulation.oracle import Oracle, Sent, messages_of
 
 

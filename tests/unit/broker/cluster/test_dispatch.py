@@ -53,6 +53,7 @@ class Bed:
         controller: Any = SimpleNamespace(settled=self.note("settled"))
         digests: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("digest") or True)
         limits: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("limits") or True)
+        limit_pauses: Any = SimpleNamespace(on_frame=lambda *frame: self.heard.append("limit pauses") or True)
         outbox: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("outbox") or True)
         pauses: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("pauses") or True)
         restores: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("restores") or True)
@@ -76,6 +77,7 @@ class Bed:
             sick_peers=self.sick_peers,
             digests=digests,
             limits=limits,
+            limit_pauses=limit_pauses,
             outbox=outbox,
             pauses=pauses,
             restores=restores,

@@ -11,8 +11,9 @@ from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.protocol.peer import PeerFrame
 
 DEFINITION = (50, 667, 1500, "tokens")
-OFFER = ("g", 1, 2, 3, 4, 5, 0, DEFINITION, "llm")
-REPORT = ("g", "llm", 1, 2, 3, 0, 0, 0, 0, 0, 0)
+PAUSE = (7, 5000, "an operator")
+OFFER = ("g", 1, 2, 3, 4, 5, 0, DEFINITION, PAUSE, "llm")
+REPORT = ("g", "llm", 1, 2, 3, 0, 0, 0, 0, 0, 0, 7)
 
 
 @pytest.fixture
@@ -25,9 +26,10 @@ def shares() -> LimitShares:
     "offer",
     [
         OFFER,
-        (*OFFER[:7], None, ""),
-        (*OFFER[:7], (None, None, None, None), "llm"),
-        (*OFFER[:7], (1, None, None, None), ""),
+        (*OFFER[:7], None, None, ""),
+        (*OFFER[:7], (None, None, None, None), None, "llm"),
+        (*OFFER[:7], (1, None, None, None), None, ""),
+        (*OFFER[:8], (7, 0, ""), "llm"),
     ],
 )
 def test_offers_are_accepted(shares: LimitShares, offer: Any) -> None:
@@ -43,11 +45,15 @@ def test_offers_are_accepted(shares: LimitShares, offer: Any) -> None:
         (7, ((),)),
         (7, (OFFER[:6],)),
         (7, ((*OFFER, 1),)),
-        (7, ((*OFFER[:7], "llm"),)),
-        (7, ((*OFFER[:8], None),)),
+        (7, ((*OFFER[:8], "llm"),)),
+        (7, ((*OFFER[:9], None),)),
+        *[
+            (7, ((*OFFER[:8], pause, "llm"),))
+            for pause in ((), PAUSE[:2], (0, 5, "o"), (1, -1, "o"), (1, 2**48, "o"), (1, 5, "o" * 601), (1, True, "o"))
+        ],
         *[(7, ((*OFFER[:at], None, *OFFER[at + 1 :]),)) for at in range(7)],
         *[
-            (7, ((*OFFER[:7], definition, "llm"),))
+            (7, ((*OFFER[:7], definition, PAUSE, "llm"),))
             for definition in (
                 (),
                 DEFINITION[:3],
@@ -67,7 +73,7 @@ def test_malformed_offers_are_refused(shares: LimitShares, body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [(), REPORT[:10], (*REPORT, 0), ("g", None, *REPORT[2:]), ("g", "llm", "1", *REPORT[3:])]
+    "row", [(), REPORT[:11], (*REPORT, 0), ("g", None, *REPORT[2:]), ("g", "llm", "1", *REPORT[3:])]
 )
 def test_malformed_reports_are_refused(shares: LimitShares, row: Any) -> None:
     assert not shares.on_frame("node2", PeerFrame.LIMITS_TOLD, (7, 8, (row,)))

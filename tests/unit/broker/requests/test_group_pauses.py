@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sandq.broker.requests.group_pauses import PauseTable
-from sandq.model.pauses import PAUSES_MAX
-from sandq.partition.groups.part_pauses import FOREVER, PausedPart
+from sandq.model.pauses import FOREVER, PAUSES_MAX
+from sandq.partition.groups.part_pauses import PausedPart
 
 
 def test_pause_table_of_several_partitions_has_latest_end_and_key() -> None:

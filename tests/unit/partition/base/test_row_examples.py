@@ -441,7 +441,7 @@ def test_member_of_a_named_limit() -> None:
     bench = Bench()
     limit = with_limit(bench.settings, "llm", 0, parse_limit({"max_in_flight": 10}))
     bench.apply(0, c.Configure(limit))
-    bench.apply(0, c.ShareLimit("llm", 1, [], [], [(12, 3, "g", 2)], []))
+    bench.apply(0, c.ShareLimit("llm", 1, [], [], [(12, 3, "g", 2)], []), c.PauseLimit("llm", T + 5, "ada", False))
     assert bench.rows(rows.LIMIT_MEMBER) == [(example("member-key"), example("member-row"))]
     ((key, _),) = bench.rows(rows.SHARE)
     assert key == b"O" + example("member-key")[1:]
@@ -451,7 +451,10 @@ def test_member_of_a_named_limit() -> None:
 
 
 def test_entry_of_limits() -> None:
-    commands = (c.ShareLimit("g", 1, [(1, 0, 2, 0)], [(1, 6, 1)]), c.AllowLimit([("g", 1, 1, 4, 6, 1, T * 1000, None)]))
+    commands = (
+        c.ShareLimit("g", 1, [(1, 0, 2, 0)], [(1, 6, 1)]),
+        c.AllowLimit([("g", 1, 1, 4, 6, 1, T * 1000, None, None)]),
+    )
     assert c.Entry(T, commands).encode() == example("entry-limits")
     decoded = c.Entry.decode(example("entry-limits"))
     assert [type(command) for command in decoded.commands] == [c.ShareLimit, c.AllowLimit]
@@ -477,7 +480,8 @@ def test_entry_of_pauses() -> None:
     until_ms = T + 600_000
     parts = c.PausePart("g", "acme", until_ms), c.PausePart("g", b"k", None)
     by_lease = c.PauseByLease([[65536, OFFSET, "key", until_ms, "g"]])
-    commands = (*parts, by_lease, c.PauseLonger("g", None, until_ms))
+    of_limit = c.PauseLimit("llm", until_ms, "o", is_longer=True)
+    commands = (*parts, by_lease, c.PauseLonger("g", None, until_ms), of_limit)
     assert c.Entry(T, commands).encode() == example("entry-pauses")
     assert tuple(c.Entry.decode(example("entry-pauses")).commands) == commands
 

@@ -170,13 +170,15 @@ def test_group_of_a_named_limit_gets_nothing_before_its_share() -> None:
     assert reason == "it waits for the limit llm: topic sandq.limits has not given this partition a share yet"
     # Shares of another use of the limit, of an older definition, and without a definition change nothing.
     definition = [1, None, None, None]
-    assert bench.apply(0, c.AllowLimit([("g", 9, 4, 7, 1, 0, 0, definition), ("g", 1, 4, 7, 1, 0, 0, None)])) == [None]
+    assert bench.apply(
+        0, c.AllowLimit([("g", 9, 4, 7, 1, 0, 0, definition, None), ("g", 1, 4, 7, 1, 0, 0, None, None)])
+    ) == [None]
     assert bench.lease() == []
-    bench.apply(0, c.AllowLimit([("g", 1, 4, 7, 1, 0, 0, definition)]))
+    bench.apply(0, c.AllowLimit([("g", 1, 4, 7, 1, 0, 0, definition, None)]))
     bench.restart()
-    bench.apply(0, c.AllowLimit([("g", 1, 3, 8, 2, 0, 0, definition)]))
+    bench.apply(0, c.AllowLimit([("g", 1, 3, 8, 2, 0, 0, definition, None)]))
     assert len(bench.lease(limit=5)) == 1
-    bench.apply(0, c.AllowLimit([("g", 1, 5, 0, 0, 0, 0, [9, None, None, None])]))
+    bench.apply(0, c.AllowLimit([("g", 1, 5, 0, 0, 0, 0, [9, None, None, None], None)]))
     assert bench.lease() == [], "a new definition begins with a share of nothing"
     limit(bench)
     assert len(bench.lease()) == 1
@@ -196,6 +198,6 @@ def test_restored_partition_begins_with_fresh_limits() -> None:
     named = Bench()
     named.open()
     limit(named, limit="llm")
-    named.apply(0, c.AllowLimit([("g", 1, 4, 700, 1, 0, 0, [1, None, None, None])]))
+    named.apply(0, c.AllowLimit([("g", 1, 4, 700, 1, 0, 0, [1, None, None, None], None)]))
     allowed = restored(named).machine.limits.status()
     assert allowed is not None and (allowed.allowances["g"].epoch, allowed.allowances["g"].version) == (0, 0)

@@ -11,14 +11,14 @@ import pytest
 from sandq.model.errors import InvalidRequest, UnknownGroup
 from sandq.model.limits import FIXED
 from sandq.model.partitioning import ordering_hash
-from sandq.model.pauses import STORED_KEY_BYTES
+from sandq.model.pauses import FOREVER, STORED_KEY_BYTES
 from sandq.model.row_kinds import COMMON
 from sandq.model.times import format_instant
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.groups import group_table, part_pauses
 from sandq.partition.groups.group import PAUSED, Group
-from sandq.partition.groups.part_pauses import FOREVER, Part, PausedPart, command_part
+from sandq.partition.groups.part_pauses import Part, PausedPart, command_part
 from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.records.leases import Lease

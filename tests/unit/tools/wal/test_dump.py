@@ -59,7 +59,7 @@ COMMANDS: list[c.Command] = [
     c.RedriveDead("g", [OFFSET]),
     c.PurgeDead("g", [OFFSET]),
     c.ShareLimit("g", 1, [(1, 0, 2, 0)], [(1, 5, 1)]),
-    c.AllowLimit([("g", 1, 1, 7, 5, 1, 0, None)]),
+    c.AllowLimit([("g", 1, 1, 7, 5, 1, 0, None, None)]),
     c.Touch(["g"]),
     c.StartJob(OFFSET, "cancel", {"key_prefix": b"\xff\xfe"}),
     c.StopJob(OFFSET),
