@@ -3,7 +3,8 @@
 Frames may be lost, late or repeated. The home's leader forgets its state, and partitions are loaded from their rows.
 Meanwhile, the limit changes, groups cease to use it and use it again, and a topic is deleted. The messages in flight
 never exceed the limit, unless more were in flight when the limit or the use of it was set. No time window has more
-leases than rate and burst allow. In the end all messages are delivered."""
+leases than rate and burst allow. A member that has confirmed a pause of the limit leases nothing before its end. In the
+end all messages are delivered."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from sandq.broker.delivery.limit_home import LEFT, LimitHome, Report, left, newer, report_of
 from sandq.model.batch import Column, encode
 from sandq.model.group_limits import GroupLimit, limit_used, limits_of, parse_limit, with_limit
+from sandq.model.pauses import FOREVER
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.limits.ledger import LedgerStatus, Member
@@ -40,6 +42,8 @@ CHANCES = {
     "forget": 1,
     "expire": 0.5,
     "leave": 0.7,
+    "pause": 1,
+    "resume": 0.7,
 }
 """Weights of the actions."""
 
@@ -69,6 +73,8 @@ class World:
         self.is_exact = True
         """False once a group has left the limit, so that units were returned with an unknown debt."""
         self.peak, self.epoch = 0, 0
+        self.quiet = 0
+        """Number of lease commands of members that have confirmed a pause."""
         self.limit(limit)
         for at, part in enumerate(self.parts):
             part.apply(0, c.OpenGroup("g", "earliest"))
@@ -121,12 +127,30 @@ class World:
         assert after is not None
         for lease in leases:
             self.held.append((at, lease))
+        if self.is_paused(at):
+            assert not leases, "a member that has confirmed a pause leases nothing"
+            self.quiet += 1
         if leases:
             assert before.epoch > 0, "a partition that does not know the limit leases nothing"
             messages = sum(lease.total for lease in leases)
             cost = after.allowances["g"].used - before.used
             self.went.append((self.at, before.epoch, messages, cost))
         self.check_in_flight()
+
+    def is_paused(self, at: int) -> bool:
+        """Return whether a partition has confirmed the current pause of the limit, as far as the home knows."""
+        ledger, part = self.ledger(), self.parts[at]
+        used = limit_used(self.settings[at], "g")
+        number = None if used is None else ledger.numbers.get(Member(at, used[0], "g"))
+        if number is None or number in self.home.unpaused(ledger):
+            return False
+        return T + self.at + part.skew_ms < ledger.pause.until_ms
+
+    def pause(self, until_ms: int, *, is_longer: bool) -> None:
+        before = self.ledger().pause
+        ((version, end_ms, _),) = self.home_part.apply(self.at, c.PauseLimit(NAME, until_ms, "test", is_longer))
+        assert end_ms >= before.until_ms or not is_longer, "a pause by a lease never shortens a pause"
+        assert version >= before.version
 
     def settle(self) -> None:
         at, lease = self.held.pop(self.draw.randrange(len(self.held)))
@@ -305,11 +329,18 @@ def walk(world: World, limits: list[dict[str, Any]]) -> None:
                 world.expire()
             case "leave":
                 world.leave(at)
+            case "pause":
+                until_ms = draw.choice([FOREVER, T + world.at + draw.randint(1, 20_000)])
+                world.pause(until_ms, is_longer=until_ms != FOREVER and draw.random() < 0.5)
+            case "resume":
+                world.pause(0, is_longer=False)
 
 
 def finish(world: World) -> None:
     """Let all messages be delivered, without faults."""
     world.draw = random.Random(1)
+    if world.ledger().pause.until_ms == FOREVER:
+        world.pause(0, is_longer=False)
     for part in world.parts:
         part.apply(world.at, c.Expire())
     for _ in range(ENOUGH):
@@ -329,3 +360,13 @@ def finish(world: World) -> None:
         for part in world.parts:
             part.apply(world.at, c.Expire())
     raise AssertionError(f"{world.left} of {world.made} messages were not delivered")
+
+
+def test_random_walks_meet_confirmed_pauses() -> None:
+    quiet = 0
+    for seed in range(10):
+        world = World(random.Random(seed), 3, {"max_in_flight": 5})
+        walk(world, [])
+        finish(world)
+        quiet += world.quiet
+    assert quiet > 20
