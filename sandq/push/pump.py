@@ -28,7 +28,7 @@ from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
 from sandq.model.headers import headers_or_none
 from sandq.model.limits import FIXED
 from sandq.model.message_targets import PUSH_HEADER, TIMEOUT_MOST_MS, MessageTarget, parse_target
-from sandq.model.push import PAUSE_GROUP, PAUSE_TENANT, Push
+from sandq.model.push import PAUSE_LIMIT, PAUSE_TENANT, Push
 from sandq.model.push_targets import Target, TargetRefused, shown_url
 from sandq.push.callbacks import callback_value
 from sandq.push.circuit import Circuit, State
@@ -342,8 +342,9 @@ class UrlPump(Pump):
         part = self.push.get("on_429")
         if part is None or not message.is_held:
             return
-        pauses = {PAUSE_TENANT: message.pause_tenant, PAUSE_GROUP: message.pause_group}
-        pause = pauses.get(part, message.pause_limit)
+        pause = message.pause_tenant if part == PAUSE_TENANT else message.pause_group
+        if part == PAUSE_LIMIT:
+            pause = message.pause_limit
         with trio.move_on_after(PAUSE_S) as scope:
             try:
                 await pause(for_=f"{min(round(for_s * 1000), FIXED.consumer_pause_most_ms)}ms")

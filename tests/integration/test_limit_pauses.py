@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
 import pytest
+import trio
 
 import sandq
-from sandq.errors import InvalidRequest, InvalidSetting, InvalidTime, LeaseLost, NotFound
+import sandq.sync
+from sandq.errors import InvalidRequest, InvalidSetting, InvalidTime, LeaseLost, NotFound, SandqError
 from sandq.model.times import format_instant
+from sandq.node import run_node
 from sandq.node.running import Serving
 from tests.integration.test_metrics import scrape
 from tests.integration.test_named_limits import topics
-from tests.support.nodes.working import take
-from tests.support.waiting import until_answer
+from tests.support.nodes.planted import Plan, planted
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 
 async def leased(api: sandq.Client) -> sandq.LeasedMessage:
@@ -76,6 +86,51 @@ async def test_operator_replaces_a_longer_pause(api: sandq.Client) -> None:
     await api.leases("chat", "g").pause_limit(message, for_="1h")
     await api.admin.pause_limit("llm", for_="200ms")
     assert await api.leases("mail", "g").take(1, wait="1m") != []
+
+
+async def test_threads_and_the_blocking_client_pause_a_limit(api: sandq.Client, node: Serving) -> None:
+    await leased(api)
+
+    def blocking() -> None:
+        with sandq.sync.connect(f"127.0.0.1:{node.client_port}") as client:
+            with client.subscribe("chat", group="g", credit=1) as subscription:
+                message = next(iter(subscription))
+                end_ms = message.pause_limit(for_="5m")
+                assert client.admin.limit("llm")["paused_until_ms"] == end_ms
+                message.ack().wait()
+            assert client.leases("mail", "g").take(1) == []
+            client.admin.resume_limit("llm")
+            (held,) = client.leases("mail", "g").take(1, wait="1m")
+            client.leases("mail", "g").pause_limit(held, for_="1m")
+            client.admin.pause_limit("llm")
+            assert client.admin.limit("llm")["paused_by"] == "an operator"
+
+    await trio.to_thread.run_sync(blocking)
+
+
+async def test_why_says_that_the_home_of_the_limit_is_shut(tmp_path: Path) -> None:
+    with planted(Plan("first", marker=b"unapplicable")):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as api:
+            await api.admin.set_limit("llm", max_in_flight=1)
+            await topics(api)
+            assert len(await api.leases("chat", "g").take(5, wait="1m")) == 1
+            waiting = await api.produce("mail", b"waiting", partition=0)
+            await api.leases("mail", "g").take(1)
+            home = node.broker.catalog.partition("sandq.limits", 0).raft_group
+            with trio.fail_after(PATIENCE_S):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ignored, api.admin.set_limit, "unapplicable")
+                    await until_holds(lambda: home.shut is not None)
+                    nursery.cancel_scope.cancel()
+            (group,) = (await api.messages("mail").why(waiting))["groups"]
+            said = "; topic sandq.limits is shut at node1, so limits give no shares: see sandctl doctor"
+            assert group["reason"].startswith("it waits for the limit llm: ") and said in group["reason"]
+            assert all(said in reason for reason in await reasons(api, "mail"))
+
+
+async def ignored(change: Callable[..., Awaitable[Any]], name: str) -> None:
+    with suppress(SandqError):
+        await change(name, max_in_flight=1)
 
 
 async def test_mistakes_are_named(api: sandq.Client) -> None:
