@@ -256,10 +256,16 @@ class LimitShares:
         return [ledger.members[number] for number in home.unpaused(ledger)]
 
     async def until_paused(self, leader: PartitionLeader, limit: str) -> None:
-        """Wait until all members of a named limit apply its pause, or its end. This node leads the home."""
-        while self.unpaused(leader, limit):
+        """Wait until all members of a named limit that have a leader apply its pause, or its end. This node leads the
+        home."""
+        while any([self._has_leader(member) for member in self.unpaused(leader, limit)]):
             self.on_change(leader)
             await self._known[leader].reported_news.wait()
+
+    def _has_leader(self, member: Member) -> bool:
+        name, partition = self._catalog.view.partition_of_group.get(member.raft_group, ("", -1))
+        topic = self._catalog.topics.get(name)
+        return topic is not None and self._catalog.leader(topic, partition) is not None
 
     # -- the other partitions -------------------------------------------------------------------------------------
 

@@ -31,6 +31,29 @@ async def test_named_limit_is_set_used_and_deleted(web: Web) -> None:
     await web.get("/limits/llm", 404)
 
 
+async def test_named_limit_is_paused_by_a_lease_and_by_an_operator(web: Web) -> None:
+    await topic(web)
+    await web.ask("PUT", "/limits/llm", {"max_in_flight": 2}, 204)
+    await web.ask("PUT", "/topics/t/groups/g/limits", {"limit": "llm"}, 204)
+    await web.post("/topics/t", {"messages": [{"text": "a"}, {"text": "b"}]})
+    found = await web.post("/topics/t/groups/g/lease", {"max": 1, "wait": "1m"})
+    (message,) = found["messages"]
+    lease = {"lease_token": message["lease_token"], "offset": message["offset"], "part": "limit", "for": "5m"}
+    paused = await web.post("/topics/t/groups/g/pause-by-lease", lease, 200)
+    shown = await web.get("/limits/llm")
+    assert (shown["paused"], shown["paused_until"]) == (True, paused["paused_until"])
+    assert (shown["paused_by"], shown["unpaused"]) == ("group g of topic t", 0)
+    await web.ask("POST", "/limits/llm/resume", None, 204)
+    assert not (await web.get("/limits/llm"))["paused"]
+    await web.ask("POST", "/limits/llm/pause", {"for": "1m"}, 204)
+    assert (await web.get("/limits"))["limits"][0]["paused_by"] == "an operator"
+    await web.ask("POST", "/limits/llm/pause", None, 204)
+    assert (await web.get("/limits/llm"))["paused_until"] is None
+    assert (await web.post("/topics/t/groups/g/lease", {"max": 1}))["messages"] == []
+    assert (await web.ask("POST", "/limits/other/pause", {"for": "1m"}, 404))["code"] == "NOT_FOUND"
+    assert (await web.ask("POST", "/limits/llm/pause", {"for": "9999d"}, 400))["code"] == "INVALID_TIME"
+
+
 async def test_wrong_named_limits_are_refused(web: Web) -> None:
     await topic(web)
     assert (await web.ask("PUT", "/limits/llm", {}, 400))["code"] == "INVALID"

@@ -29,6 +29,10 @@ NAMED_LIMIT: dict[str, Any] = {
     "given_burst": 600,
     "members": 3,
     "unheard": 0,
+    "paused": True,
+    "paused_until_ms": NOW_MS,
+    "paused_by": "an operator",
+    "unpaused": 0,
 }
 """2030-03-17T17:46:40Z, in ms."""
 
@@ -327,6 +331,12 @@ class FakeAdmin:
 
     async def delete_limit(self, name: str) -> None:
         self._client.note("delete_limit", name=name)
+
+    async def pause_limit(self, name: str, **end: Any) -> None:
+        self._client.note("pause_limit", name=name, **end)
+
+    async def resume_limit(self, name: str) -> None:
+        self._client.note("resume_limit", name=name)
 
     async def limits(self) -> list[dict[str, Any]]:
         return [NAMED_LIMIT]
