@@ -207,6 +207,10 @@ class PushState(NamedTuple):
     error_ms: int | None = None
 
 
+PAUSED_LIMIT: Final = "the limit "
+"""Beginning of the reason of a group whose named limit is paused. The group itself is not, so it cannot be resumed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupHealth:
     """The known state of a group of a topic, across all partitions."""
@@ -235,7 +239,7 @@ def of_group(group: GroupHealth, now_ms: int) -> Iterator[Finding]:
     names: dict[str, Any] = {"topic": group.topic, "group": group.group}
     error = f": {group.push_error}" if group.push_error else ""
     if group.reason is not None:
-        is_paused = "paused" in group.reason
+        is_paused = "paused" in group.reason and not group.reason.startswith(PAUSED_LIMIT)
         yield _finding("group-paused" if is_paused else "group-stalled", names, why=group.reason)
     if group.push in (PUSH_WAITING, PUSH_PROBING):
         yield _finding("receiver-down", names, why=error)

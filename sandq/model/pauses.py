@@ -15,8 +15,8 @@ KEY: Final = "key"
 GROUP: Final = "group"
 LIMIT: Final = "limit"
 PARTS: Final = (TENANT, KEY, GROUP, LIMIT)
-"""What a consumer may pause: a part of its group to which its message belongs, or the named limit of the group.
-PERSISTED."""
+"""Kinds of pauses by a consumer: of a part of its group to which its message belongs, or of the named limit of the
+group. PERSISTED."""
 FOREVER: Final = U48_MAX
 """End of a pause that stays until it is resumed."""
 BY_CHARS: Final = 600

@@ -510,7 +510,7 @@ class PauseLimit(Command):
     until_ms: int
     """End of the pause in ms. 0: resume the limit. `FOREVER`: the pause stays until the limit is resumed."""
     by: str
-    """Who pauses or resumes it, as a text for people."""
+    """The operator, or the group of the lease, as a text for people."""
     is_longer: bool
     """Whether a pause that ends later stays as it is. The leader of another partition has verified a lease."""
 

@@ -115,6 +115,12 @@ def test_named_limit_is_set_used_and_deleted(console: Console) -> None:
     assert api("GET", f"/topics/{name}")["group_limits"]["workers"]["limit"] == "llm"
     console.act("Limits…", "Set them", limit="")
     console.go("#/limits")
+    said = console.act("Pause…", "Pause", **{"for": "10m"})
+    assert "sandctl limit pause llm --for 10m" in said
+    browser.reads("by an operator")
+    said = console.act("Resume…", "Resume")
+    assert "sandctl limit resume llm" in said
+    browser.reads("in force")
     said = console.act("Delete…", "Delete")
     assert "sandctl limit delete llm" in said
     browser.reads("There are none.")

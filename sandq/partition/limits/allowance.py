@@ -31,7 +31,7 @@ class LimitPause(NamedTuple):
     until_ms: int
     """End of the pause in ms. 0 if the limit was resumed."""
     by: str
-    """Who has paused or resumed the limit, as a text for people."""
+    """The operator, or the group of the lease, that has paused or resumed the limit, as a text for people."""
 
 
 NO_PAUSE = LimitPause(0, 0, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sandq.model.health import PAUSED_LIMIT
 from sandq.model.names import LIMITS_TOPIC
 from sandq.model.pauses import pause_text
 from sandq.model.times import format_duration
@@ -20,7 +21,7 @@ def limit_reason(group: Group, now_ms: int) -> str | None:
     limit = allowance.limit
     owner = "of the group" if limit.name is None else limit.name
     if allowance.is_paused(now_ms):
-        return f"the limit {limit.name} is {pause_text(allowance.pause.until_ms)}, by {allowance.pause.by}"
+        return f"{PAUSED_LIMIT}{limit.name} is {pause_text(allowance.pause.until_ms)}, by {allowance.pause.by}"
     if allowance.is_waiting and limit.name is not None:
         return f"it waits for the limit {owner}: topic {LIMITS_TOPIC} has not given this partition a share yet"
     if allowance.is_waiting:

@@ -31,7 +31,7 @@ export function groupView(context, topic, group, tab = "standing") {
 function standing(context, topic, group, found, again) {
   const at = path("topics", topic, "groups", group);
   const manages = { allowed: may("manage", topic, group), reason: why("manage", topic) };
-  const isPaused = /paused/i.test(found.reason ?? "");
+  const isPaused = /^(?!the limit ).*paused/i.test(found.reason ?? "");
   const tiles = [["Lag", found.lag], ["Ready", found.ready], ["Leased", found.leased], ["Retrying", found.waiting], ["Consumers", found.consumers], ["Dead letters", found.dead]].map(([name, value]) => {
     const one = tile(name);
     one.set(short(value), name === "Dead letters" && value ? "warn" : "");

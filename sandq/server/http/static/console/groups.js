@@ -60,7 +60,7 @@ export function groupsOf(context, topic) {
     const states = new Map(pushes.map((one) => [one.group, one.state]));
     return groups.map((one) => ({ ...one, push: states.get(one.group) }));
   }, (found) => {
-    rows.set(found.map((one) => ({ ...one, topic, paused: /paused/.test(one.reason ?? ""), held_up_by: [], oldest_at: null })));
+    rows.set(found.map((one) => ({ ...one, topic, paused: /^(?!the limit ).*paused/.test(one.reason ?? ""), held_up_by: [], oldest_at: null })));
     return rows.element;
   });
   reload();

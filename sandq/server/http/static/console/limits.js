@@ -1,10 +1,10 @@
 // Named limits, which groups of several topics share, and the groups that use them.
 
-import { get, path, put, remove } from "./api.js";
+import { get, path, post, put, remove } from "./api.js";
 import { changes } from "./group.js";
 import { sandctl } from "./commands.js";
 import { h } from "./dom.js";
-import { count } from "./format.js";
+import { count, instant } from "./format.js";
 import { may, why } from "./rights.js";
 import { groupHref } from "./topics.js";
 import { act, badge, button, load, table } from "./ui.js";
@@ -25,8 +25,8 @@ export function limitsView(context) {
         { key: "max_in_flight", label: "In flight at most", kind: "number", text: (row) => (row.max_in_flight === null ? "–" : count(row.max_in_flight)), sort: (row) => row.max_in_flight ?? 0 },
         { key: "rate", label: "Rate", text: (row) => (row.rate ? [row.rate, row.unit].filter(Boolean).join(" ") : "–") },
         { key: "burst", label: "Burst", kind: "number", text: (row) => (row.burst === null ? "–" : count(row.burst)), sort: (row) => row.burst ?? 0 },
-        { key: "unheard", label: "State", cell: (row) => (row.unheard === null ? badge("no leader", "bad") : row.unheard ? badge(`${count(row.unheard)} unconfirmed`, "warn") : badge("in force", "good")), mark: (row) => String(row.unheard) },
-        { key: "change", label: "", cell: (row) => h("div", { class: "row" }, button("Change…", () => change(row, reload), manages), button("Delete…", () => drop(row, reload), { ...manages, kind: "danger" })), mark: (row) => JSON.stringify(row) },
+        { key: "unheard", label: "State", cell: state, mark: (row) => `${row.unheard} ${row.paused} ${row.paused_until} ${row.paused_by} ${row.unpaused}` },
+        { key: "change", label: "", cell: (row) => h("div", { class: "row" }, button("Change…", () => change(row, reload), manages), row.paused ? button("Resume…", () => resume(row, reload), manages) : button("Pause…", () => pause(row, reload), manages), button("Delete…", () => drop(row, reload), { ...manages, kind: "danger" })), mark: (row) => JSON.stringify(row) },
       ],
     });
     rows.set(limits);
@@ -48,6 +48,32 @@ export function limitsView(context) {
   });
   reload();
   return [h("div", { class: "head" }, h("h1", {}, "Named limits")), container];
+}
+
+function state(row) {
+  if (row.unheard === null) return badge("no leader", "bad");
+  const missing = row.unheard || row.unpaused;
+  const shown = row.paused ? [badge("paused", "warn"), h("span", { class: "dim" }, [row.paused_until ? `until ${instant(row.paused_until)}` : "until it is resumed", `by ${row.paused_by}`].join(", "))] : missing ? [] : [badge("in force", "good")];
+  return h("div", { class: "row" }, ...shown, ...(missing ? [badge(`${count(missing)} unconfirmed`, "warn")] : []));
+}
+
+function pause(limit, done) {
+  act({
+    title: `Pause ${limit.limit}`, verb: "Pause", about: "No group that uses the limit gets messages. Consumers keep the messages that they hold.",
+    fields: [{ name: "for", label: "For", placeholder: "10m", help: "Empty: until it is resumed." }],
+    command: (values) => sandctl("limit pause", [limit.limit], { for: values.for || null }),
+    run: async (values) => { await post(path("limits", limit.limit, "pause"), values.for ? { for: values.for } : {}); return "Limit paused"; },
+    done,
+  });
+}
+
+function resume(limit, done) {
+  act({
+    title: `Resume ${limit.limit}`, verb: "Resume", about: "Messages that have become due meanwhile are delivered first, within the limit.",
+    command: () => sandctl("limit resume", [limit.limit]),
+    run: async () => { await post(path("limits", limit.limit, "resume")); return "Limit resumed"; },
+    done,
+  });
 }
 
 function change(limit, done) {
