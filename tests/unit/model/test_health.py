@@ -142,6 +142,12 @@ def test_group_delete_is_never_advised_for_a_pushed_group(push: str) -> None:
     )
 
 
+def test_group_whose_limit_is_paused_is_not_advised_to_be_resumed() -> None:
+    reason = "the limit llm is paused until it is resumed, by an operator"
+    (found,) = of_group(GroupHealth(topic="t", group="g", ready=5, consumers=1, reason=reason), 0)
+    assert found.situation == "group-stalled" and "the limit llm is paused" in found.found
+
+
 def test_group_without_consumers_is_found_next_to_a_served_group() -> None:
     served = GroupOverview(group="served", ready=5, leased=3, consumers=2, oldest_ms=NOW_MS - 10 * ALONE_MS)
     alone = GroupOverview(group="alone", ready=5, oldest_ms=NOW_MS - ALONE_MS)
