@@ -72,6 +72,7 @@ __all__ = [
     "key_fields",
     "message_errors",
     "message_json",
+    "named_limit_json",
     "outcome_fields",
     "pause_json",
     "rank_fields",

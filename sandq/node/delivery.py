@@ -54,13 +54,8 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
 
     Raises StartupError."""
     config, clock, timers, own = context.config, context.clock, context.timers, storage.own.node
-    links, node_log, runner, nursery = (
-        replication.links,
-        replication.node_log,
-        replication.runner,
-        replication.nursery,
-    )
-    routes, progress = replication.routes, replication.progress
+    links, node_log, runner = replication.links, replication.node_log, replication.runner
+    routes, progress, nursery = replication.routes, replication.progress, replication.nursery
     auto_create = AutoCreate(config.auto_create_topics)
     catalog = Catalog(node_log, clock, timers, routes, replication.barrier, progress, config.push.rules(), auto_create)
     limit_shares = LimitShares(own, catalog, links, clock, timers)

@@ -331,8 +331,7 @@ class PartitionLeader:
         if pump is None or group is None:
             return
         now_ms = self._clock.now_ms()
-        # `free_since_ms` is the time since which only the broker can delay messages: neither the group nor a
-        # part of it or its limit is paused, and a consumer has credit.
+        # Time since which only the broker can delay messages: nothing is paused, and a consumer has credit.
         is_paused = group.paused is not None or group.is_limit_paused(now_ms)
         if is_paused or group.paused_tenants or group.paused_keys or not pump.queue:
             pump.free_since_ms = None

@@ -474,6 +474,8 @@ class FakeMessages:
 
     def do_group_pause(self, connection: Any, frame: Frame) -> Any:
         request = GroupPause.parse(frame)
+        if request.topic == LIMITS_TOPIC:
+            return ()  # a limit has no other effect here
         self.group(request.group)["paused"] = request.paused
         return ()
 
@@ -492,6 +494,7 @@ class FakeMessages:
     def do_limit_list(self, connection: Any, frame: Frame) -> Any:
         request = LimitList.parse(frame)
         state = {"given": 0, "given_burst": 0, "members": 0 if request.name is None else [], "unheard": 0}
+        state |= {"paused": False, "paused_until_ms": None, "paused_by": None, "unpaused": 0}
         names = [name for name in limits_of(self.record(request.topic).settings) if request.name in (None, name)]
         return ([{"limit": name, **state} for name in names],)
 
