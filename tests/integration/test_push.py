@@ -242,6 +242,24 @@ async def test_429_pauses_a_tenant_of_a_fair_topic(client: sandq.Client, receive
     assert receiver.got[2].body == b"more"
 
 
+async def test_429_pauses_the_named_limit_of_the_group(
+    client: sandq.Client, receiver: Receiver, hand: HandClock
+) -> None:
+    receiver.answers = [(429, {"retry-after": "7200"}, b"")]
+    await client.admin.set_limit("llm", max_in_flight=5)
+    await client.admin.create_topic("other")
+    for topic in ("t", "other"):
+        await client.admin.limit_group(topic, "g", limit="llm")
+    await push(client, receiver, on_429="pause_limit")
+    await client.produce("t", b"m")
+    limit = await until_answer(lambda: client.admin.limit("llm"), lambda limit: limit["paused"])
+    assert limit["paused_by"] == "group g of topic t"
+    await client.produce("other", b"waits")
+    assert await client.leases("other", "g").take(1) == []
+    hand.forward(3601)  # a pause by a consumer lasts an hour at most
+    assert len(await client.leases("other", "g").take(1, wait="1m")) == 1
+
+
 async def test_concurrent_push_requests_are_limited(client: sandq.Client, receiver: Receiver) -> None:
     receiver.hold = trio.Event()
     await push(client, receiver, concurrency=3)
