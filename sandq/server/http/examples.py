@@ -34,6 +34,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         "request_timeout": "10s",
     },
     "pauseGroup": {"for": "10m"},
+    "pauseLimit": {"for": "10m"},
     "resumeGroup": {},
     "seekGroup": {"to": "2026-01-31T08:00:00Z"},
     "redriveDeadLetters": {"reason": "nacked", "rate": 50},

@@ -9,7 +9,7 @@ from tests.support.nodes.http_requests import Web
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 # The subject of each path: the first ones create it.
-FIRST = ("createTopic", "produce", "leaseMessages", "createSchedules")
+FIRST = ("createTopic", "produce", "leaseMessages", "createSchedules", "setLimit")
 PLACES = {"topic": "orders", "group": "g", "partition": "0", "key": "ada", "name": "stand-up", "node": "node1",
           "limit": "llm", "principal": "cert:till-7", "backup": "20300131T080000Z-0a1b2c"}  # fmt: skip
 # These requests name nothing that exists. Their errors show that they were understood.
