@@ -311,6 +311,8 @@ _SCHEDULE_FIELDS: Final = array(
     list_of(array(TIME, TIME, text(), optional(OFFSET)), 16),
     list_of(array(TOKEN, optional(OFFSET)), 16),
 )
+_DEFINITION: Final = array(*[optional(COUNT)] * 3, optional(text()))
+_LIMIT_PAUSE: Final = array(COUNT, integer(0, U48_MAX), text())
 _LETTER: Final = array(integer(0, 1), U32, OFFSET, TIME, are_whole_fields, least=3)
 
 
@@ -372,7 +374,7 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     b"q": _Kind(lambda key, partition: len(key) == 8, _is_producer),
     b"r": _Kind(_length(16), list_of(_ANSWERED, FIXED.answer_ids)),
     b"B": _Kind(_length(6), array(U64, COUNT, COUNT, text(), text())),
-    b"L": _Kind(_named(is_name), array(*[COUNT] * 8, optional(array(*[optional(COUNT)] * 3, optional(text()))))),
+    b"L": _Kind(_named(is_name), array(*[COUNT] * 8, optional(_DEFINITION), optional(_LIMIT_PAUSE))),
     b"M": _Kind(_is_share_key, array(COUNT, COUNT, is_name)),
     b"t": _Kind(is_offset_of, array(one_of("cancelled", "moved"), TIME, optional(TIME))),
     b"u": _Kind(lambda key, partition: 1 <= len(key) <= FIXED.unique_key_bytes, _is_name_row),

@@ -423,11 +423,11 @@ class MessageRequests:
                     work=PAGE_WORK,
                 )
                 count += len(rows)
-                for row in rows:
-                    if row["reason"] is not None:
-                        row["reason"] += self._why_no_share(leader, row["group"])
                 for start in range(0, len(rows), ROWS_AT_ONCE):
                     some = rows[start : start + ROWS_AT_ONCE]
+                    for row in some:
+                        if row["reason"] is not None:
+                            row["reason"] += self._why_no_share(leader, row["group"])
                     packed.append(_packed_groups(some, leader))
                     await time_slice.spend(ROW_WORK * len(some))
             return count, packed

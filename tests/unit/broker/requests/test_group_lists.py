@@ -31,7 +31,9 @@ class Broker:
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
         self.clock = SimpleNamespace(now_ms=lambda: 0)
         self.reads = self.catalog = self
-        self._rows = [{"group": f"g{at}", "ready": 1, "leased": 2, "waiting": 3} for at in range(groups)]
+        self._rows = [
+            {"group": f"g{at}", "ready": 1, "leased": 2, "waiting": 3, "reason": None} for at in range(groups)
+        ]
         status = SimpleNamespace(now_ms=0, messages=0, dead=0)
         replica = SimpleNamespace(queries=SimpleNamespace(group_rows=lambda: self._rows))
         self._led = [
@@ -95,7 +97,15 @@ async def test_list_of_all_groups_is_packed_in_time_slices(monkeypatch: pytest.M
         unpacker.feed(part)
     rows = list(unpacker)
     assert len(rows) == count
-    assert rows[-1] == {"group": "g999", "ready": 1, "leased": 2, "waiting": 3, "lag": 6, "consumers": 4}
+    assert rows[-1] == {
+        "group": "g999",
+        "ready": 1,
+        "leased": 2,
+        "waiting": 3,
+        "reason": None,
+        "lag": 6,
+        "consumers": 4,
+    }
 
 
 async def test_few_lists_are_made_at_once_and_one_of_a_connection() -> None:

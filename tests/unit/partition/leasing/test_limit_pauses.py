@@ -9,8 +9,10 @@ import pytest
 from sandq.model.errors import NotFound
 from sandq.model.group_limits import parse_limit, with_limit
 from sandq.model.pauses import FOREVER
+from sandq.model.stored_rows import problem_of_row
 from sandq.model.times import format_instant
 from sandq.partition import commands as c
+from sandq.partition.base import rows
 from sandq.partition.limits.allowance import LimitPause
 from sandq.partition.queries.limit_reasons import limit_reason
 from tests.support.partition.bench import Bench, T
@@ -138,6 +140,16 @@ def test_pause_tells_the_group_of_a_lease_its_limit() -> None:
     assert known(bench).version == 0, "only the home pauses the limit"
     bench.ack(lease.token)
     assert bench.apply(0, c.PauseByLease([(lease.token, offset, "limit", T + 1000, "g")])) == [[None]]
+
+
+def test_rows_with_pauses_are_taken_from_a_backup() -> None:
+    paused = home()
+    pause(paused, FOREVER, is_longer=False)
+    for bench in (home(), paused, member(), member((7, T + 1000, BY))):
+        ((key, value),) = bench.rows(rows.LIMIT)
+        assert problem_of_row(key, value, 0, "timer") is None
+        fields = rows.unpack(value)
+        assert problem_of_row(key, rows.pack(*fields[:-1], [7, -1, BY]), 0, "timer") is not None
 
 
 def test_clock_reset_shortens_the_pause_of_a_wrong_clock() -> None:
