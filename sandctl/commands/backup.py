@@ -338,9 +338,11 @@ def restore(
         "bytes": found.bytes,
         "paused_groups": {name: list(groups) for name, groups in found.paused_groups.items()},
         "identities": found.identities,
+        "limits": list(found.limits),
         "warnings": list(found.warnings),
     }
-    done(f"restored {counted(len(found.topics), 'topic')} of backup {found.backup_id}{paused}", record)
+    limits = f" and {counted(len(found.limits), 'limit')}" if found.limits else ""
+    done(f"restored {counted(len(found.topics), 'topic')}{limits} of backup {found.backup_id}{paused}", record)
 
 
 @backup.command()

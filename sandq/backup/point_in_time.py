@@ -19,11 +19,14 @@ from sandq.backup.chain import Summary, Topic, Window
 from sandq.backup.errors import DamagedBackup, NoBackup, TruncatedBackup
 from sandq.backup.follow import topics_at
 from sandq.backup.keys import BackupKey
+from sandq.backup.limits import defined_limits
 from sandq.backup.locations import Directory, Location
 from sandq.backup.manifest import Manifest, PartitionPart
 from sandq.backup.work import OnProgress, Progress, in_thread
 from sandq.model.errors import ConfigError, StorageFailed
 from sandq.model.features import KNOWN
+from sandq.model.group_limits import GroupLimit
+from sandq.model.names import LIMITS_TOPIC
 
 if TYPE_CHECKING:
     from sandq.backup.replay import Wanted
@@ -45,6 +48,8 @@ class Moment:
     """Windows by topic and partition."""
     parts: Mapping[tuple[int, int], PartitionPart]
     """The rows with which each window begins."""
+    limits: Mapping[str, GroupLimit]
+    """The named limits that were defined."""
     level: int
     name: str
     """Distinguishes it from other moments of the same backup."""
@@ -91,7 +96,9 @@ def find_moment(
     warnings: list[str] = []
     if at_ms is not None and later is not None:
         topics = _with_new(topics, later, last.windows, at_ms, warnings)
-    topics = _named(topics, names, manifest, last, at_ms)
+    limits = defined_limits(topics)
+    named = _named(topics, names, manifest, last, at_ms)
+    topics = tuple(topic for topic in named if topic.name != LIMITS_TOPIC)
     if names is None:
         topics = _without_gone(topics, later, last.windows, at_ms, warnings)
     windows = chain.choose(topics, last.windows, at_ms)
@@ -106,7 +113,7 @@ def find_moment(
         ]
     parts = _parts(manifest, windows, lambda number: read(number)[0])
     name = f"{manifest.backup_id}-{'latest' if at_ms is None else at_ms}"
-    return Moment(at_ms, topics, windows, parts, last.level, name, tuple(warnings))
+    return Moment(at_ms, topics, windows, parts, limits, last.level, name, tuple(warnings))
 
 
 def _topics(

@@ -13,6 +13,7 @@ from sandq.backup import increments
 from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup
 from sandq.backup.keys import BackupKey
+from sandq.backup.limits import LimitPlan, defined_limits, plan_limits
 from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
 from sandq.backup.point_in_time import find_moment, made_backup
@@ -21,7 +22,8 @@ from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, se
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, TopicExists, UnknownTopic
-from sandq.model.names import RESTORING, check_new_topic
+from sandq.model.group_limits import GroupLimit
+from sandq.model.names import LIMITS_TOPIC, RESTORING, check_new_topic
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 
 AHEAD: Final = 2
@@ -42,6 +44,8 @@ class Restored:
     paused_groups: Mapping[str, Sequence[str]]
     """Paused groups by topic: they get no messages until they are resumed."""
     identities: int = 0
+    limits: Sequence[str] = field(default_factory=list)
+    """Names of the named limits that were set."""
     warnings: Sequence[str] = field(default_factory=list)
 
 
@@ -67,6 +71,10 @@ async def restore_backup(
 ) -> Restored:
     """Restore topics of a backup (`topics`; None for all) into a cluster that has no topics of their names.
 
+    The named limits that their groups use are set if the cluster does not have them; with all topics, or with the topic
+    `sandq.limits`, all limits of the backup. A limit that the cluster has stays as it is, with a warning if it is
+    different.
+
     `at_ms`: restore as of this time, in epoch milliseconds; None for the latest time of the increments, if there are
     any. `with_increments`: False restores the backup itself. `work`: directory for temporary data of a restore with
     increments, twice the size of the restored data; None for the default directory. `names`: new names of topics;
@@ -77,7 +85,8 @@ async def restore_backup(
     names.
 
     Raises NoBackup, DamagedBackup, WrongKey; InvalidRequest if the time cannot be restored, with the partition and the
-    nearest times; TopicExists, and errors of nodes.
+    nearest times; TopicExists; NotFound if neither the backup nor the cluster has a limit that a group uses; errors of
+    nodes.
     """
     manifest = await in_thread(lambda: manifests.read(location, backup_id, key), location.shown)
     manifests.check_level(manifest)
@@ -96,9 +105,11 @@ async def restore_backup(
         rate=rate,
         at_once=at_once,
         on_progress=on_progress,
+        all_limits=topics is None or LIMITS_TOPIC in topics,
     )
     if at_ms is None and not there:
-        return await restore(location, manifest, topics, verify=verify)
+        limits = defined_limits(manifest.topics)
+        return await restore(location, manifest, topics, limits=limits, verify=verify)
     if not with_increments:
         raise InvalidRequest("a point in time needs increments, and they are to be left out")
     moment = await in_thread(partial(find_moment, location, manifest, key, topics, at_ms), location.shown)
@@ -106,7 +117,7 @@ async def restore_backup(
         # The data was verified when this backup was made. A restarted restore continues only if it makes the same rows:
         # a new increment may have added entries of that moment.
         entries = [(topic.number, part.partition, part.index) for topic in made.topics for part in topic.partitions]
-        restored = await restore(made_location, made, None, verify=False, entries=entries)
+        restored = await restore(made_location, made, None, limits=moment.limits, verify=False, entries=entries)
     return replace(restored, backup_id=backup_id, warnings=[*moment.warnings, *restored.warnings])
 
 
@@ -126,15 +137,21 @@ async def _restore(
     rate: int | None,
     at_once: int,
     on_progress: OnProgress,
+    all_limits: bool,
+    limits: Mapping[str, GroupLimit],
     entries: Sequence[tuple[int, int, int]] = (),
 ) -> Restored:
-    wanted = [manifest.topic(name) for name in dict.fromkeys(topics)] if topics is not None else [*manifest.topics]
+    """`limits`: the named limits that the backup defines. `all_limits`: whether all of them are restored."""
+    named = [manifest.topic(name) for name in dict.fromkeys(topics)] if topics is not None else [*manifest.topics]
+    wanted = [topic for topic in named if topic.name != LIMITS_TOPIC]
     if identities and manifest.access is None:
         raise InvalidRequest(f"backup {manifest.backup_id} has no identities: it was made without them")
     renamed = _renamed(wanted, names, prefix)
     if verify:
         await verify_topics(location, manifest, wanted, key, at_once, on_progress)
     run = _Run(client, location, manifest, key, renamed, Pace(rate), on_progress, entries)
+    plan = await run.check(wanted, limits, all_limits=all_limits)
+    await run.set_limits(plan)
     made = await run.restore_access() if identities else 0
     await run.make(wanted, replicas)
     await run.fill(wanted, at_once)
@@ -142,7 +159,15 @@ async def _restore(
     paused = await run.groups(resume=resume_groups)
     progress = run.progress
     return Restored(
-        manifest.backup_id, renamed, progress.partitions_done, run.rows, progress.bytes_done, paused, made, run.warnings
+        backup_id=manifest.backup_id,
+        topics=renamed,
+        partitions=progress.partitions_done,
+        rows=run.rows,
+        bytes=progress.bytes_done,
+        paused_groups=paused,
+        identities=made,
+        limits=[*plan.new],
+        warnings=run.warnings,
     )
 
 
@@ -150,15 +175,10 @@ def _renamed(topics: Sequence[TopicPart], names: Mapping[str, str], prefix: str)
     unknown = sorted(names.keys() - {topic.name for topic in topics})
     if unknown:
         raise UnknownTopic(f"{unknown[0]!r} is not one of the topics to restore", topic=unknown[0])
-    renamed = {topic.name: _new_name(topic.name, names.get(topic.name, prefix + topic.name)) for topic in topics}
+    renamed = {topic.name: check_new_topic(names.get(topic.name, prefix + topic.name)) for topic in topics}
     if len(set(renamed.values())) < len(renamed):
         raise InvalidRequest("two topics would have the same name")
     return renamed
-
-
-def _new_name(name: str, wanted: str) -> str:
-    """Return the checked name under which a topic is restored. A topic of sandq itself keeps its name."""
-    return check_new_topic(wanted, may_be_internal=wanted == name)
 
 
 class _Run:
@@ -209,12 +229,29 @@ class _Run:
                 self.warnings.append(f"identity {identity['principal']} is there already, and stays as it is")
         return made
 
-    async def make(self, topics: Sequence[TopicPart], replicas: int | None) -> None:
-        """Create all topics first, because messages between partitions refer to the new topic numbers."""
+    async def check(
+        self, topics: Sequence[TopicPart], limits: Mapping[str, GroupLimit], *, all_limits: bool
+    ) -> LimitPlan:
+        """Compare the cluster with the backup before anything is created, and return the named limits to set.
+
+        Raises TopicExists; the errors of `plan_limits`."""
         catalog = await self._transfer.catalog()
+        there = {row["name"]: row for row in catalog["topics"]}
         if catalog["cluster_uuid"] == self._manifest.cluster_uuid:
             self._numbers = {row["number"]: row["number"] for row in catalog["topics"]}
-        self._find_opened(topics, {row["name"]: row for row in catalog["topics"]})
+        self._find_opened(topics, there)
+        record = there[LIMITS_TOPIC]["settings"] if LIMITS_TOPIC in there else None
+        plan = plan_limits(topics, limits, record, all_limits=all_limits)
+        self.warnings += plan.warnings
+        return plan
+
+    async def set_limits(self, plan: LimitPlan) -> None:
+        """Set the named limits of the backup that the cluster does not have."""
+        for name, limit in plan.new.items():
+            await self._client.admin.set_limit(name, **limit.shown())
+
+    async def make(self, topics: Sequence[TopicPart], replicas: int | None) -> None:
+        """Create all topics first, because messages between partitions refer to the new topic numbers."""
         for topic in topics:
             name = self._renamed[topic.name]
             if topic.name in self._opened:
@@ -226,7 +263,7 @@ class _Run:
     def _find_opened(self, topics: Sequence[TopicPart], there: Mapping[str, Mapping[str, Any]]) -> None:
         """Find the topics that this restore has created and opened before it was stopped; it continues with the others.
 
-        Raises TopicExists before anything is created.
+        Raises TopicExists.
         """
         is_shut = False
         for topic in topics:

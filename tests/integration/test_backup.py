@@ -27,6 +27,7 @@ from sandq.errors import (
     Forbidden,
     InvalidName,
     InvalidRequest,
+    InvalidSetting,
     NotFound,
     TopicExists,
     Unavailable,
@@ -115,7 +116,7 @@ async def test_named_limits_are_restored_unused(api: sandq.Client, location: Any
         await restore_backup(api, location, manifest.backup_id, names={"t": "sandq.limits"}, topics=["t"])
     async with run_node(small_config(tmp_path / "other")) as serving, connected(serving) as other:
         restored = await restore_backup(other, location, manifest.backup_id)
-        assert {*restored.topics} == {"t", "sandq.limits"}
+        assert ({*restored.topics}, restored.limits, restored.warnings) == ({"t"}, ["llm"], [])
         limit = await other.admin.limit("llm")
         assert (limit["max_in_flight"], limit["given"]) == (2, 0)
         assert all(member["given"] == 0 for member in limit["members"]), "the group may have joined already"
@@ -124,6 +125,59 @@ async def test_named_limits_are_restored_unused(api: sandq.Client, location: Any
         while len(again) < 2:
             again += await other.leases("t", "g").take(4, wait="1m")
         assert len(again) == 2 and await other.leases("t", "g").take(4) == []
+
+
+async def _limited(api: sandq.Client, topic: str, limit: str, **options: Any) -> None:
+    """Create a limit, and a topic whose group uses it."""
+    await api.admin.set_limit(limit, **options)
+    await api.admin.create_topic(topic)
+    await api.admin.limit_group(topic, "g", limit=limit)
+
+
+async def test_named_limits_of_the_cluster_stay_and_others_are_set(
+    api: sandq.Client, location: Any, tmp_path: Path
+) -> None:
+    await _limited(api, "t", "equal", rate="7/m", unit="tokens", max_in_flight=3)
+    await _limited(api, "u", "changed", rate=5, burst=9)
+    await _limited(api, "v", "new", max_in_flight=4)
+    await api.admin.set_limit("unused", max_in_flight=8)
+    manifest = await create_backup(api, location)
+    async with run_node(small_config(tmp_path / "other")) as serving, connected(serving) as other:
+        await other.admin.set_limit("equal", rate="7/m", unit="tokens", max_in_flight=3)
+        await other.admin.set_limit("changed", rate=6, burst=9)
+        some = await restore_backup(other, location, manifest.backup_id, topics=["t", "v"], prefix="some-")
+        assert (some.limits, some.warnings) == (["new"], [])
+        restored = await restore_backup(other, location, manifest.backup_id)
+        assert ({*restored.topics}, restored.limits) == ({"t", "u", "v"}, ["unused"])
+        (warning,) = restored.warnings
+        assert warning == (
+            "limit changed is different in the backup, and stays as it is in the cluster: rate 6/s, burst 9"
+        )
+        rates = {row["limit"]: (row["rate"], row["max_in_flight"]) for row in await other.admin.limits()}
+        assert rates == {"equal": ("7/m", 3), "changed": ("6/s", None), "new": (None, 4), "unused": (None, 8)}
+        assert (await other.admin.topic("u")).settings["group_limits"][1]["g"][2:] == ["changed"]
+
+
+async def test_topic_with_a_limit_that_nobody_defines_is_not_restored(
+    api: sandq.Client, location: Any, tmp_path: Path
+) -> None:
+    await _limited(api, "t", "llm", max_in_flight=3)
+    manifest = await create_backup(api, location, topics=["t"])
+    async with run_node(small_config(tmp_path / "other")) as serving, connected(serving) as other:
+        with pytest.raises(NotFound, match="'llm', which neither the backup nor the cluster has; set it first"):
+            await restore_backup(other, location, manifest.backup_id)
+        transfer, (topic,) = BackupTransfer(other), manifest.topics
+        with pytest.raises(NotFound, match="there is no limit 'llm'"):
+            await transfer.restore_topic("t", topic.made_with, 1, "r")
+        defined = {"group_limits": [2, {"g": [1, 0, 3, None, None, None]}]}
+        with pytest.raises(InvalidSetting, match=r"only the topic 'sandq.limits' defines named limits"):
+            await transfer.restore_topic("t", {**topic.made_with, "settings": defined}, 1, "r")
+        with pytest.raises(InvalidName, match="reserved"):
+            await transfer.restore_topic("sandq.limits", {**topic.made_with, "settings": {}}, 1, "r")
+        assert await other.admin.list_topics() == []
+        await other.admin.set_limit("llm", max_in_flight=5)
+        restored = await restore_backup(other, location, manifest.backup_id)
+        assert ({*restored.topics}, restored.limits, restored.warnings) == ({"t"}, [], [])
 
 
 async def test_a_topic_that_is_there_is_not_written_over(api: sandq.Client, location: Any) -> None:

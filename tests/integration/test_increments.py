@@ -249,3 +249,22 @@ async def test_a_restore_does_not_go_on_with_other_rows(
     await api.admin.delete_topic("u")
     await restore()
     assert await _state(api, "u") == expected and len(expected) == 3
+
+
+async def test_named_limits_of_a_moment_are_restored(
+    api: sandq.Client, hand: HandClock, location: Any, tmp_path: Path
+) -> None:
+    await api.admin.set_limit("llm", max_in_flight=3)
+    await api.admin.create_topic("t")
+    await api.admin.limit_group("t", "g", limit="llm")
+    manifest = await create_backup(api, location, follow=True)
+    hand.forward(1)
+    await api.admin.set_limit("llm", max_in_flight=6)
+    await api.admin.set_limit("later", max_in_flight=1)
+    await BackupFollower(api, location, manifest).step()
+    async with run_node(small_config(tmp_path / "other")) as other, connected(other) as api2:
+        some = await restore_backup(api2, location, manifest.backup_id, topics=["t"])
+        assert ({*some.topics}, some.limits, some.partitions) == ({"t"}, ["llm"], 1)
+        rest = await restore_backup(api2, location, manifest.backup_id, topics=["sandq.limits"])
+        assert ({*rest.topics}, rest.limits) == (set(), ["later"])
+        assert {row["limit"]: row["max_in_flight"] for row in await api2.admin.limits()} == {"llm": 6, "later": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from sandq.model.errors import (
     TopicExists,
     UnknownTopic,
 )
-from sandq.model.group_limits import GROUP_LIMITS, limits_of, parse_limit, with_limit
+from sandq.model.group_limits import GROUP_LIMITS, limits_of, names_used, parse_limit, with_limit
 from sandq.model.message_targets import PUSH_TARGETS
 from sandq.model.names import (
     AUTO_CREATED,
@@ -260,6 +261,11 @@ class TopicAdministration:
 
         await self._changes.run(change)
 
+    def check_used_limits(self, settings: Mapping[str, Any]) -> None:
+        """Raise NotFound if a group uses a named limit that does not exist. `settings`: the record of a topic."""
+        for name in sorted(names_used(settings)):
+            self._check_named_limit(name)
+
     def _check_named_limit(self, name: str) -> None:
         """Raise NotFound if there is no named limit of this name."""
         topic = self._changes.view.topics.get(LIMITS_TOPIC)
@@ -281,7 +287,6 @@ class TopicAdministration:
             with_limit({}, name, 0, limit)  # raises the errors that the change below would raise
             record, replicas = parse_settings({}, TIMER).record(), self.placement.replicas(None)
             topic = await self._create(LIMITS_TOPIC, TIMER, 1, replicas, record, NODE)
-        check_not_restoring(topic)
         record = with_limit(topic.settings, name, 0, limit)
         if record == topic.settings:
             return
@@ -359,7 +364,7 @@ class TopicAdministration:
 
         async def delete() -> None:
             topic = self._changes.view.topics.get(request.name)
-            if topic is not None and RESTORING not in topic.settings:
+            if topic is not None:
                 check_not_internal(request.name, "it cannot be deleted; delete the limits in it")
             check_no_dead_letters_come(self._changes.view, request.name)
             await self._changes.commit(m.DeleteTopic(request.name))

@@ -18,7 +18,8 @@ from sandq.metadata import commands as m
 from sandq.metadata.records import Topic
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, Unavailable, UnknownTopic
-from sandq.model.names import INTERNAL, RESTORING, TIMER, check_new_topic
+from sandq.model.group_limits import GROUP_LIMITS, limits_of
+from sandq.model.names import LIMITS_TOPIC, RESTORING, check_new_topic
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.model.settings import CLASSES
 from sandq.model.stored_settings import checked_record
@@ -42,13 +43,11 @@ class TopicRestores:
         """Create a shut topic with all of its partitions. If the same restore has created the topic, add missing
         partitions.
 
-        Raise TopicExists, InvalidRequest, InvalidSetting; Conflict if the cluster's feature level is too low for such a
-        topic."""
-        name, kind = check_new_topic(request.name, may_be_internal=True), request.kind
+        Raise TopicExists, InvalidRequest, InvalidSetting; NotFound if a group uses a named limit that does not exist;
+        Conflict if the cluster's feature level is too low for such a topic."""
+        name, kind = check_new_topic(request.name), request.kind
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r:.40} is unknown; this version has: {', '.join(CLASSES)}")
-        if name in INTERNAL and (kind, request.partitions) != (TIMER, 1):
-            raise InvalidRequest(f"topic {name!r} has one partition and is a {TIMER} topic", topic=name)
         if request.initial_partitions > request.partitions:
             raise InvalidRequest("initial_partitions must not exceed partitions")
         self._topics.placement.check_partitions(request.initial_partitions)
@@ -65,6 +64,7 @@ class TopicRestores:
             if topic is not None and topic.settings.get(RESTORING) != request.restore_id:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
             if topic is None:
+                self._topics.check_used_limits(record)
                 # First create only the initial partitions: their number decides to which partition a key belongs.
                 self._topics.placement.check_total("topics", len(self._changes.view.topics) + 1)
                 self._topics.placement.check_capacity(request.partitions)
@@ -131,7 +131,12 @@ def record_of(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
     Raise InvalidSetting if a topic cannot be created with these settings."""
     try:
-        return checked_record(settings, kind)
+        record = checked_record(settings, kind)
+        defined = [name for name, limit in limits_of(record).items() if limit.is_named]
+        if defined:
+            mistake = f"{GROUP_LIMITS}.{defined[0]}: only the topic {LIMITS_TOPIC!r} defines named limits"
+            raise InvalidSetting(mistake, mistakes=[mistake])
+        return record
     except InvalidSetting as error:
         why = f"these settings are invalid for a {kind} topic: {error.message}"
         raise InvalidSetting(why, mistakes=error.details.get("mistakes", [error.message])) from None
