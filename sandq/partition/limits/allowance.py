@@ -89,6 +89,7 @@ class Allowance:
         """Set the definition of the named limit, and begin with a share of nothing."""
         self.limit = self.limit._replace(epoch=epoch, **definition._asdict())
         self.version, self.in_flight, self.part, self.returned_us = 0, 0, NO_PART, 0
+        self.needed = 1  # the next message may have needed more than the new burst
         self.is_waiting = False
 
     def row(self) -> tuple[Any, ...]:

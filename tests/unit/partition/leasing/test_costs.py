@@ -88,6 +88,20 @@ def test_cost_above_the_burst_waits_for_the_whole_burst_and_is_paid_afterwards()
     assert values(bench, 5200) == ["d"]
 
 
+def test_new_definition_with_a_lower_burst_forgets_the_need_of_the_next_message() -> None:
+    """Otherwise the partition would wait for more units than the whole limit has."""
+    bench = Bench()
+    bench.open()
+    limit(bench, limit="llm")
+    bench.apply(0, c.AllowLimit([("g", 1, 4, 7, 0, 20, 0, [None, 100_000, 60, "tokens"])]))
+    bench.send("a", costs=[50])
+    assert values(bench, 0) == [], "the share has too few units"
+    bench.apply(0, c.AllowLimit([("g", 1, 5, 8, 0, 10, 0, [None, 100_000, 10, "tokens"])]))
+    bench.restart()
+    assert next_ms(bench) == 0
+    assert values(bench, 0) == ["a"]
+
+
 def test_batch_rows_are_leased_in_parts() -> None:
     bench = limited()
     bench.append(*[f"{number:02}" for number in range(25)])
