@@ -5,7 +5,7 @@ from __future__ import annotations
 from sandq.model.group_limits import GroupLimit
 from sandq.model.limits import FIXED
 from sandq.partition.limits.allowance import fresh
-from sandq.partition.limits.ledger import Confirmed, Ledger, Member
+from sandq.partition.limits.ledger import Confirmed, Ledger, Member, Share
 
 NOW_US = 1_000_000_000
 
@@ -123,3 +123,16 @@ def test_number_of_members_is_limited() -> None:
     ledger = ledger_of(0)
     assert len(ledger.join([Member(at, 1, "g") for at in range(FIXED.limit_members + 9)], 100)) == FIXED.limit_members
     assert ledger_of(2).join([Member(5, 1, "g")], 100) == [], "the limits of a group have no members"
+
+
+def test_free_messages_in_flight_are_shared_out_in_the_order_of_numbers() -> None:
+    """A replica that has loaded its rows has the shares in another order than one that has applied all entries."""
+    found = []
+    for order in ((1, 2), (2, 1)):
+        ledger = ledger_of(3, most=3)
+        for partition in order:
+            ledger.put(partition, Share(target=2))
+        ledger.distribute()
+        ledger.share_out([], 0, 7, NOW_US)
+        found.append({partition: share.in_flight for partition, share in ledger.shares.items()})
+    assert found == [{1: 2, 2: 1}, {1: 2, 2: 1}]
