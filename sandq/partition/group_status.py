@@ -108,6 +108,10 @@ class Limited(NamedTuple):
         waits_for_rate = is_due and (self.free_ms is None or self.free_ms > now_ms)
         return is_due and not self.has_capacity, self.needed if waits_for_rate else 0
 
+    def later_ms(self, now_ms: int) -> int | None:
+        """Return when the next message becomes due, in ms. None if it is due, or if there is none."""
+        return self.next_ms if self.next_ms is not None and self.next_ms > now_ms else None
+
 
 class _Snapshot(NamedTuple):
     """The state of a group when it was last processed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 import sandq
 from sandq.client.json_format import group_limits_json
@@ -12,9 +13,10 @@ from sandq.errors import Conflict, InvalidName, InvalidRequest, InvalidSetting, 
 from sandq.node import run_node
 from sandq.node.running import Serving
 from tests.integration.test_metrics import scrape
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take
-from tests.support.waiting import until_answer
+from tests.support.waiting import until_answer, until_holds
 
 
 async def topics(api: sandq.Client) -> None:
@@ -153,3 +155,26 @@ async def test_topic_of_the_limits_is_not_for_messages(api: sandq.Client) -> Non
     with pytest.raises(InvalidRequest, match="only its number of replicas"):
         await api.admin.update_topic("sandq.limits", partitions=3)
     await api.admin.update_topic("sandq.limits", replicas=1)
+
+
+async def test_message_that_becomes_due_without_a_share_is_delivered(timed: Serving, hand: HandClock) -> None:
+    """Nothing happens in the partition when its next message becomes due, so its leader must ask for a share then."""
+    async with connected(timed) as api:
+        await api.admin.set_limit("llm", max_in_flight=1)
+        for topic in ("chat", "mail"):
+            await api.admin.create_topic(topic)
+            await api.admin.limit_group(topic, "g", limit="llm")
+            await api.produce(topic, b"later", delay="30s")
+        async with api.subscribe("chat", group="g") as subscription, trio.open_nursery() as nursery:
+            got: list[sandq.LeasedMessage] = []
+
+            async def lease() -> None:
+                while not got:
+                    got.extend(await api.leases("mail", "g").take(1, wait="1m"))
+
+            nursery.start_soon(lease)
+            await until_answer(lambda: api.admin.limit("llm"), lambda limit: len(limit["members"]) == 2)
+            hand.forward(30)
+            (message,) = await take(subscription, 1)
+            assert message.value == b"later"
+            await until_holds(lambda: bool(got))

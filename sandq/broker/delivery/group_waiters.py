@@ -18,6 +18,7 @@ from sandq.broker.clock.timers import Timer, Timers
 from sandq.broker.event_loop import TimeSlice
 from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
+from sandq.partition.group_status import Limited
 
 Opens = Callable[[Sequence[PartitionLeader]], Awaitable[None]]
 """Function that creates the group in those of the given partitions that lack it."""
@@ -194,11 +195,21 @@ class GroupWaiters:
         elif group.due_ms is None:
             self._due.pop(leader, None)
             self._later_ms.pop(leader, None)
+            if group.limit is not None:
+                self._ask_for_share(leader, group.limit)
         elif group.due_ms > self._clock.now_ms():
             self.check_at(leader, group.due_ms)
         else:
             self._later_ms.pop(leader, None)
             self._due.setdefault(leader)
+
+    def _ask_for_share(self, leader: PartitionLeader, limit: Limited) -> None:
+        """Ask for a larger share of the limits if they hold up a message, now or when it is due."""
+        due_ms = limit.later_ms(self._clock.now_ms())
+        if due_ms is not None:
+            self.check_at(leader, due_ms)
+        elif limit.next_ms is not None:
+            leader.note_asked(self._group)
 
     def _end(self, error: SandqError) -> None:
         """End all requests with `error`. The clients must ask again."""

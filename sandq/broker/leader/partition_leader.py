@@ -331,7 +331,6 @@ class PartitionLeader:
         if pump is None or group is None:
             return
         now_ms = self._clock.now_ms()
-        # Time since which only the broker can delay messages: nothing is paused, and a consumer has credit.
         is_paused = group.paused is not None or group.is_limit_paused(now_ms)
         if is_paused or group.paused_tenants or group.paused_keys or not pump.queue:
             pump.free_since_ms = None
@@ -348,10 +347,11 @@ class PartitionLeader:
             if self._with_credit(pump):
                 self._on_limits(self)
         if group.next_ms is None:
+            if group.limit is not None and (due_ms := group.limit.later_ms(now_ms)) is not None:
+                self._wake_at(name, pump, due_ms)  # ask for a share of the limits then
             return
         wake_ms = self._wake_ms(pump, group, now_ms)
-        # Do not lease earlier than needed. A message that is produced after the lease is delivered after the messages
-        # of the lease, even if it is due before them.
+        # Do not lease too early: a message that is produced after a lease is delivered after the messages of the lease.
         free_ms = pump.free_ms(group, now_ms)
         along_ms = max(group.next_ms - self._ahead_ms, free_ms, pump.asked_ms + 3 * self._span_ms // 4)
         if wake_ms > now_ms and not (is_along and along_ms <= now_ms):

@@ -16,6 +16,7 @@ from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.model.caller import NODE
 from sandq.model.errors import NotLeader, SandqError, Unavailable, UnknownTopic
 from sandq.partition import commands as c
+from sandq.partition.group_status import Limited
 from sandq.partition.groups.group import RESETTING, SEEKING
 from sandq.protocol.requests import Lease
 from tests.support.simulation.stepped import VirtualClock, VirtualTimers
@@ -42,7 +43,10 @@ class Led:
         self.raft_group = self
         self.stalled = None
         self.watchers: list[Callable[[Any, SandqError | None], None]] = []
-        self.groups: dict[str, Any] = {"g": SimpleNamespace(due_ms=None, paused=paused)}
+        self.groups: dict[str, Any] = {"g": SimpleNamespace(due_ms=None, paused=paused, limit=None)}
+
+        self.held_up = 0
+        """Number of requests for a larger share of the limits."""
 
     # The attributes of a partition leader and its Raft group.
 
@@ -53,6 +57,9 @@ class Led:
 
     def unwatch(self, group: str, watcher: Callable[[Any, SandqError | None], None]) -> None:
         self.watchers.remove(watcher)
+
+    def note_asked(self, group: str) -> None:
+        self.held_up += 1
 
     def touch(self, group: str) -> int:
         self.touched += 1
@@ -257,6 +264,20 @@ async def test_a_message_comes_at_its_time(bed: Bed) -> None:
     await bed.advance(1)
     assert bed.got == {"a": 1}
     bed.leave()
+
+
+async def test_share_of_the_limits_is_asked_for_when_a_message_is_due(bed: Bed) -> None:
+    (led,) = bed.partitions
+    await bed.wait("a")
+    led.groups["g"].limit = Limited(bed.clock.ms + 1000, has_capacity=False, free_ms=None)
+    led.watchers[0](led, None)
+    await bed.advance(999)
+    assert led.held_up == 0
+    await bed.advance(1)
+    assert (led.held_up, led.asked) == (1, []), "the partition asks for a share, and leases nothing"
+    led.add_due_messages(1)
+    await bed.settle()
+    assert bed.got == {"a": 1}
 
 
 async def test_empty_lease_is_retried_after_a_moment(bed: Bed) -> None:
