@@ -309,9 +309,9 @@ def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> b
         return False
     # Part of `max_in_flight` that no partition uses.
     left = ledger.limit.max_in_flight - own.leased - sum([share.held for share in shares.values()])
-    return any(
+    return left >= 0 and any(
         [
-            share.confirmed and share.in_flight < share.target and (left > 0 or share.held > share.in_flight)
+            share.confirmed and share.in_flight < share.target and max(left, share.held - share.in_flight) > 0
             for share in shares.values()
         ]
     )

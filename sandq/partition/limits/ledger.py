@@ -239,11 +239,13 @@ class Ledger:
     def _raise(self, own_leased: int) -> None:
         """Raise shares towards their targets, as far as the limit of messages in flight has free capacity."""
         left = (self.limit.max_in_flight or 0) - own_leased - sum([share.held for share in self.shares.values()])
+        if left < 0:
+            return  # the limit was lowered: until enough messages are settled, no others may take their place
         # In the order of numbers: the order of `shares` depends on when the replica loaded them from its rows.
         for partition, share in sorted(self.shares.items()):
             if share.confirmed and share.in_flight < share.target:
                 # `held` already includes messages that the partition still holds beyond its share.
-                raised = min(share.target, share.held + max(left, 0))
+                raised = min(share.target, share.held + left)
                 if raised > share.in_flight:
                     left -= max(raised - share.held, 0)
                     self.put(partition, share._replace(in_flight=raised, held=max(share.held, raised)))

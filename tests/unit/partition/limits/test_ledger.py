@@ -136,3 +136,14 @@ def test_free_messages_in_flight_are_shared_out_in_the_order_of_numbers() -> Non
         ledger.share_out([], 0, 7, NOW_US)
         found.append({partition: share.in_flight for partition, share in ledger.shares.items()})
     assert found == [{1: 2, 2: 1}, {1: 2, 2: 1}]
+
+
+def test_lowered_limit_gives_nothing_until_enough_messages_are_settled() -> None:
+    """Otherwise a partition could replace its settled messages, while more than the limit are in flight."""
+    ledger = ledger_of(3, most=3)
+    ledger.confirm([Confirmed(1, 0, 4, 0), Confirmed(2, 0, 1, 0)], NOW_US)
+    ledger.share_out([(1, 2, 0), (2, 1, 0)], 0, 7, NOW_US)
+    assert [ledger.shares[at].in_flight for at in (1, 2)] == [0, 0]
+    ledger.confirm([Confirmed(1, 0, 2, 0)], NOW_US)
+    ledger.share_out([], 0, 8, NOW_US)
+    assert [ledger.shares[at].in_flight for at in (1, 2)] == [2, 1]
