@@ -82,10 +82,12 @@ def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | No
     """Return the key and the headers of the message, as far as they fit into `left` bytes.
 
     The target of the message is left out: it may contain secrets for another receiver. `cell`: the stored headers.
-    `own`: the headers as a map. None if the stored headers are not a map; they are then sent in base64.
+    `own`: the headers as a map. None if the stored headers are not a map; they are then sent in base64, unless the name
+    of the target is in them.
     """
     wanted = [] if key is None else [("sandq-key", quote(key, safe=_VALUE_SAFE.strip()))]
-    if own is None:
+    has_target = own is None and PUSH_HEADER.encode() in (cell or b"")
+    if own is None and not has_target:
         wanted.append((HEADERS_BASE64, b64encode(cell or b"").decode()))
     wanted += [
         (HEADER_PREFIX + quote(str(header).lower(), safe=_NAME_SAFE), encoded(value))
@@ -93,7 +95,7 @@ def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | No
         if not (header.lower() == CONTENT_TYPE and _is_plain(value)) and header != PUSH_HEADER
     ]
     found: Headers = []
-    left_out = 0
+    left_out = int(has_target)
     for header, value in wanted:
         size = len(header) + len(value) + 4
         if size > min(left, HEADER_MOST_BYTES) or len(found) == HEADERS_MOST:
