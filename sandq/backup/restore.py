@@ -30,7 +30,7 @@ AHEAD: Final = 2
 """Number of blocks that are read at a time from a file."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """The result of a restore."""
 

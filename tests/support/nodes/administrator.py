@@ -7,7 +7,17 @@ from typing import Any
 from sandq.broker.broker import Broker
 from sandq.metadata.records import Topic
 from sandq.model.caller import NODE
-from sandq.protocol.requests_admin import DRAIN, REMOVE, UNDRAIN, NodeChange, TopicCreate, TopicUpdate, Transfer
+from sandq.protocol.requests_admin import (
+    DRAIN,
+    REMOVE,
+    UNDRAIN,
+    GroupLimit,
+    NodeChange,
+    TopicCreate,
+    TopicDelete,
+    TopicUpdate,
+    Transfer,
+)
 
 
 class Administrator:
@@ -28,6 +38,12 @@ class Administrator:
         self, name: str, settings: dict[str, Any], partitions: int | None = None, replicas: int | None = None
     ) -> Topic:
         return await self._administration.topics.update_topic(TopicUpdate(name, settings, partitions, replicas), NODE)
+
+    async def delete_topic(self, name: str) -> None:
+        await self._administration.topics.delete_topic(TopicDelete(name), NODE)
+
+    async def limit_group(self, topic: str, group: str, limits: dict[str, Any]) -> None:
+        await self._administration.topics.limit_group(GroupLimit(topic, group, limits), NODE)
 
     async def drain(self, node: str, *, undo: bool = False) -> None:
         await self._administration.nodes.change_node(NodeChange(node, UNDRAIN if undo else DRAIN), NODE)

@@ -407,12 +407,15 @@ class MembershipWorld:
 
         def done(result: Any) -> None:
             if not isinstance(result, SandqError):
-                self.stored.add(payload)
+                self._note_stored(place[0], payload)
 
         try:
-            rng.choice(leading).submit(c.Append(encode(cells)), done, messages=1)
+            rng.choice(leading).submit(c.Append(encode(cells), split=Column.COST in cells), done, messages=1)
         except SandqError:
             return
+
+    def _note_stored(self, topic: str, payload: bytes) -> None:
+        self.stored.add(payload)
 
     def _cells(self, kind: str, payload: bytes) -> dict[int, list[Any]]:
         """Return the columns of a batch with one message."""
@@ -424,7 +427,7 @@ class MembershipWorld:
     async def _consume(self) -> None:
         while True:
             for life in self._lives():
-                for topic in self.topics:
+                for topic in [*self.topics]:
                     subscription = self._subscriptions.get((life, topic))
                     if life.serving is not None and (subscription is None or subscription.closed):
                         await self._subscribe(life, topic)
@@ -456,6 +459,11 @@ class MembershipWorld:
             if payload in self.acked:
                 self.violations.append(f"{payload!r} was acked and comes again")
             self.delivered.add(payload)
+        self._finish(life, broker, topic, delivery)
+
+    def _finish(self, life: Life, broker: Broker, topic: str, delivery: Delivery) -> None:
+        """Ack the messages of a delivery, and ask for as many others."""
+        found = self._messages(delivery)
 
         def done(result: Any) -> None:
             if not isinstance(result, SandqError) and result[0] is None:

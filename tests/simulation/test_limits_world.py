@@ -1,0 +1,154 @@
+"""Groups of several topics stay within a named limit while nodes fail and the limit changes, and use it almost fully."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandq.broker.delivery.limit_home import Report
+from sandq.broker.leader.partition_leader import PartitionLeader
+from sandq.partition.limits.allowance import Allowance
+from sandq.partition.limits.buckets import NO_PART, Part
+from sandq.partition.limits.ledger import Ledger
+from tests.support.simulation.limits_world import LimitsWorld
+from tests.support.simulation.seeds import few_of, run_each
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+STEPS = 30
+"""Number of steps: about 10 seconds of virtual time, or more if nodes join."""
+LONG_STEPS = 80
+USED_AT_LEAST = 0.95
+LATENCIES_S = (0.002, 0.02)
+"""Maximum delay of bytes between nodes, in seconds. With longer delays, less of a limit is used."""
+
+
+def run_world(seed: int, steps: int = STEPS) -> LimitsWorld:
+    world = LimitsWorld(seed)
+    world.run(steps)
+    return world
+
+
+def run_long_world(seed: int) -> LimitsWorld:
+    return run_world(seed, LONG_STEPS)
+
+
+def test_limit_holds_and_everything_is_delivered_under_faults() -> None:
+    worlds = run_each(run_world, (170, 104, 111))
+    counts = sum([world.counts for world in worlds], Counter[str]())
+    assert all(counts[event] > 0 for event in ("homes", "crashes", "changes", "uses", "deletions")), counts
+    assert all(len(world.oracle.granted) > 20 for world in worlds)
+
+
+def run_full(seed: int) -> LimitsWorld:
+    world = LimitsWorld(seed)
+    world.replicas, world.hold_s = 3, 0.0
+    world.net.most_s = LATENCIES_S[seed % 2]
+    world.live(world.use_fully)
+    return world
+
+
+@pytest.mark.parametrize("seed", few_of(range(20), 2))
+def test_limit_is_used_almost_fully_although_its_home_fails(seed: int) -> None:
+    (world,) = run_each(run_full, [seed])
+    assert world.used >= USED_AT_LEAST
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_limit_holds_in_many_worlds(block: int) -> None:
+    run_each(run_long_world, range(9000 + 10 * block, 9010 + 10 * block))
+
+
+# -- planted faults --------------------------------------------------------------------------------------------------
+
+
+def need_outlives_the_definition(patch: pytest.MonkeyPatch) -> None:
+    define: Any = Allowance.define
+
+    def changed(allowance: Allowance, *args: Any) -> None:
+        needed = allowance.needed
+        define(allowance, *args)
+        allowance.needed = needed
+
+    patch.setattr(Allowance, "define", changed)
+
+
+def nobody_asks_when_a_message_becomes_due(patch: pytest.MonkeyPatch) -> None:
+    wake_at: Any = PartitionLeader._wake_at
+
+    def changed(leader: Any, name: str, pump: Any, at_ms: int) -> None:
+        group = leader.groups.get(name)
+        if group is None or group.next_ms is not None:
+            wake_at(leader, name, pump, at_ms)
+
+    patch.setattr(PartitionLeader, "_wake_at", changed)
+
+
+def shares_depend_on_the_order_of_loading(patch: pytest.MonkeyPatch) -> None:
+    def changed(ledger: Any, own_leased: int) -> None:
+        left = (ledger.limit.max_in_flight or 0) - own_leased - sum(share.held for share in ledger.shares.values())
+        for partition, share in list(ledger.shares.items()):
+            if left >= 0 and share.confirmed and share.in_flight < share.target:
+                raised = min(share.target, share.held + left)
+                if raised > share.in_flight:
+                    left -= max(raised - share.held, 0)
+                    ledger.put(partition, share._replace(in_flight=raised, held=max(share.held, raised)))
+
+    patch.setattr(Ledger, "_raise", changed)
+
+
+def settled_messages_are_replaced_above_the_limit(patch: pytest.MonkeyPatch) -> None:
+    def changed(ledger: Any, own_leased: int) -> None:
+        for partition, share in sorted(ledger.shares.items()):
+            if share.confirmed and share.in_flight < share.target:
+                ledger.put(partition, share._replace(in_flight=share.target, held=max(share.held, share.target)))
+
+    patch.setattr(Ledger, "_raise", changed)
+
+
+def moved_units_have_no_debt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("sandq.partition.limits.ledger.owed_us", lambda limit, part, now_us: 0)
+    patch.setattr("sandq.partition.limits.allowance.owed_us", lambda limit, part, now_us: 0)
+
+
+def new_definition_keeps_the_share(patch: pytest.MonkeyPatch) -> None:
+    define: Any = Allowance.define
+
+    def changed(allowance: Allowance, *args: Any) -> None:
+        in_flight, part = allowance.in_flight, allowance.part
+        define(allowance, *args)
+        if part != NO_PART:
+            allowance.in_flight, allowance.part = in_flight, Part(part.units, 0)
+
+    patch.setattr(Allowance, "define", changed)
+
+
+def units_cost_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("sandq.partition.limits.allowance.served", lambda limit, part, units, now_us: part)
+
+
+def reports_are_lost(patch: pytest.MonkeyPatch) -> None:
+    """Drop the reports of starved members."""
+    patch.setattr(Report, "is_starved", property(lambda report: False))
+
+
+@pytest.mark.parametrize(
+    ("fault", "seeds", "error"),
+    [
+        (need_outlives_the_definition, range(300, 330), "not at rest"),
+        (nobody_asks_when_a_message_becomes_due, range(300, 330), "not at rest"),
+        (shares_depend_on_the_order_of_loading, range(300, 330), "differ at"),
+        (settled_messages_are_replaced_above_the_limit, range(100, 110), "messages are in flight, of"),
+        (moved_units_have_no_debt, range(100, 110), "units at"),
+        (new_definition_keeps_the_share, range(100, 120), "units at|messages are in flight, of"),
+        (units_cost_nothing, range(100, 110), "units at"),
+        (reports_are_lost, range(100, 110), "not at rest"),
+    ],
+)
+def test_fault_of_limits_is_found(fault: Fault, seeds: range, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match=error):
+        run_each(run_world, seeds)
