@@ -30,7 +30,7 @@ COSTS: Final = ((1, 1, 4, 10), (1, 7), (3, 20, 50))
 FULL_RATE: Final = 600
 """Units per second of the limit whose use is measured. Its burst is that of one second."""
 FULL_COSTS: Final = (1, 20, 40, 150)
-FULL_MESSAGES: Final = 600
+FULL_MESSAGES: Final = 450
 """Number of messages that wait while the use of the limit is measured: more than the limit allows in this time."""
 FULL_S: Final = 24.0
 
