@@ -93,10 +93,10 @@ def test_new_definition_with_a_lower_burst_forgets_the_need_of_the_next_message(
     bench = Bench()
     bench.open()
     limit(bench, limit="llm")
-    bench.apply(0, c.AllowLimit([("g", 1, 4, 7, 0, 20, 0, [None, 100_000, 60, "tokens"])]))
+    bench.apply(0, c.AllowLimit([("g", 1, 4, 7, 0, 20, 0, [None, 100_000, 60, "tokens"], None)]))
     bench.send("a", costs=[50])
     assert values(bench, 0) == [], "the share has too few units"
-    bench.apply(0, c.AllowLimit([("g", 1, 5, 8, 0, 10, 0, [None, 100_000, 10, "tokens"])]))
+    bench.apply(0, c.AllowLimit([("g", 1, 5, 8, 0, 10, 0, [None, 100_000, 10, "tokens"], None)]))
     bench.restart()
     assert next_ms(bench) == 0
     assert values(bench, 0) == ["a"]
