@@ -5,8 +5,8 @@
     async with sandq.connect() as client:
         await client.produce("reminders", b"call the bank", delay="2h")
 
-The client is loaded when something of it is first used, and so is `sandq.sync`, its blocking face: a command that only
-prints its help does not pay for them.
+`sandq.embedded` runs a broker in the program itself. The client is loaded when something of it is first used, and so
+are the broker and `sandq.sync`, its blocking face: a command that only prints its help does not pay for them.
 """
 
 from importlib import import_module
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         sign_push,
         verify_push,
     )
+    from sandq.embed import embedded
 
 __version__ = "0.3.0.dev0"
 
@@ -89,6 +90,7 @@ __all__ = [
     "Subscription",
     "Watch",
     "connect",
+    "embedded",
     "errors",
     "new_push_secret",
     "offset_bytes",
@@ -104,6 +106,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("errors", "sync"):
         return import_module(f"sandq.{name}")
+    if name == "embedded":
+        return import_module("sandq.embed").embedded
     if name in __all__:
         return getattr(import_module("sandq.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

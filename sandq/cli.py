@@ -385,11 +385,11 @@ def dump(
 
 
 def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
-    import structlog
     import trio
 
     # Import only what `run_node` needs to launch HTTP: the modules of the node are loaded in parallel.
     from sandq.model.config import load_config
+    from sandq.model.logger import get_logger
     from sandq.node import SWITCH_INTERVAL_S, run_node
     from sandq.node.restarts import serve_until
     from sandq.server import logs, process_tuning
@@ -399,7 +399,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
 
     config = load_config(config_file, os.environ)
     people = logs.set_up(log_format, log_level, config.node.id)
-    log = structlog.get_logger("sandq.node")
+    log = get_logger("sandq.node")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def say(line: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import structlog
 import trio
 import trio.lowlevel
 
@@ -63,6 +62,7 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.limits import Limits
+from sandq.model.logger import get_logger
 from sandq.model.message_targets import PUSH_TARGETS
 from sandq.model.names import RANKED, check_name, check_not_internal
 from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
@@ -81,7 +81,7 @@ from sandq.partition.produce_validation import (
 )
 from sandq.protocol.requests import Ack, AckThen, Extend, Lease, LeasePause, Nack, NackItem, Produce, Subscribe
 
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 T = TypeVar("T")
 
 LEASE_MS_RANGE = (1_000, 43_200_000)

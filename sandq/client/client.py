@@ -334,6 +334,7 @@ class Client:
     def _check_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the client is closed")
+        self._cluster.check_usable()
 
     async def _producer_of(self, topic: str) -> Producer:
         self._check_open()

@@ -1,32 +1,35 @@
-"""How a node finds the others: the configured backend, and the tasks that accompany it."""
+"""How a node finds the others: the configured backend, and the tasks that accompany it.
+
+A backend is loaded only if it is used: a node that is alone needs neither gossip nor its cipher."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import structlog
 import trio
 
-from sandq.gossip.keyring import Keyring
-from sandq.gossip.nodes import Judge
 from sandq.gossip.serf_messages import encode_tags
 from sandq.gossip.tags import CLUSTER_UUID, FOUNDER, OURS
-from sandq.membership.gossip_backend import GossipMembership
-from sandq.membership.key_file import follow_keys, read_auth, read_keys
-from sandq.membership.serf_backend import SerfMembership
 from sandq.membership.static_backend import StaticMembership
 from sandq.model.config import NodeConfig
 from sandq.model.config_gossip import ACCEPT, SEND
 from sandq.model.config_schema import Address
 from sandq.model.errors import Corruption, SandqError, StartupError, TooLarge
+from sandq.model.logger import get_logger
 from sandq.model.membership import Membership, State
 from sandq.storage import known_addresses
 from sandq.storage.files import Files
 
-log = structlog.get_logger("sandq.gossip")
+if TYPE_CHECKING:
+    from sandq.gossip.keyring import Keyring
+    from sandq.gossip.nodes import Judge
+    from sandq.membership.gossip_backend import GossipMembership
+    from sandq.membership.serf_backend import SerfMembership
+
+log = get_logger("sandq.gossip")
 
 
 Secrets = Callable[[], Sequence[bytes]]
@@ -72,7 +75,10 @@ class Discovery:
         self._on_round_trip = on_round_trip
         self._running = False
         self._check_tags()
-        self._backend = self._make(judge)
+        self._gossip = self._make_gossip(judge) if config.cluster.membership == "gossip" else None
+        self._backend = self._gossip or (
+            self._make_serf() if config.cluster.membership == "serf" else self._make_static()
+        )
         self.membership: Membership = self._backend
 
     def _check_tags(self) -> None:
@@ -87,20 +93,30 @@ class Discovery:
                 "node.zone or node.advertise_host"
             ) from None
 
-    def _make(self, judge: Judge) -> GossipMembership | SerfMembership | StaticMembership:
+    @property
+    def _own_address(self) -> Address:
+        return Address(self._config.advertise_host, self._config.listen.gossip.port)
+
+    def _make_static(self) -> StaticMembership:
+        peers = {peer.id: peer.peer for peer in self._config.cluster.peers}
+        return StaticMembership(self._config.node.id, self._own_address, peers, self._tags(), self._now_ms)
+
+    def _make_serf(self) -> SerfMembership:
+        from sandq.membership.key_file import read_auth
+        from sandq.membership.serf_backend import SerfMembership
+
+        serf = self._config.serf
+        auth = read_auth(serf.auth_file) if serf.auth_file is not None else None
+        return SerfMembership(serf.rpc, auth, ours=OURS, tags=self._tags(), now_ms=self._now_ms)
+
+    def _make_gossip(self, judge: Judge) -> GossipMembership:
+        from sandq.membership.gossip_backend import GossipMembership
+
         config = self._config
-        own = Address(config.advertise_host, config.listen.gossip.port)
-        if config.cluster.membership == "static":
-            peers = {peer.id: peer.peer for peer in config.cluster.peers}
-            return StaticMembership(config.node.id, own, peers, self._tags(), self._now_ms)
-        if config.cluster.membership == "serf":
-            auth_file = config.serf.auth_file
-            auth = read_auth(auth_file) if auth_file is not None else None
-            return SerfMembership(config.serf.rpc, auth, ours=OURS, tags=self._tags(), now_ms=self._now_ms)
         return GossipMembership(
             name=config.node.id,
             listen=config.listen.gossip,
-            advertised=own,
+            advertised=self._own_address,
             tags=self._tags(),
             timing=config.gossip.timing,
             keyring=self._keyring(),
@@ -115,6 +131,9 @@ class Discovery:
         )
 
     def _keyring(self) -> Keyring | None:
+        from sandq.gossip.keyring import Keyring
+        from sandq.membership.key_file import read_keys
+
         gossip = self._config.gossip
         if not gossip.encrypt:
             return None
@@ -124,22 +143,25 @@ class Discovery:
 
     def secrets_changed(self) -> None:
         """Use keys derived from the new secrets of the cluster, unless there is a key file."""
-        keyring = self._keyring() if self._config.gossip.keys_file is None else None
-        if keyring is not None and isinstance(self._backend, GossipMembership):
-            self._backend.use_keys(keyring)
+        if self._gossip is None or self._config.gossip.keys_file is not None:
+            return
+        if (keyring := self._keyring()) is not None:
+            self._gossip.use_keys(keyring)
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; ready once the membership can be used."""
         backend, keys_file = self._backend, self._config.gossip.keys_file
         async with trio.open_nursery() as nursery:
-            if isinstance(backend, SerfMembership):
+            if self._config.cluster.membership == "serf":
                 # The site's agent may be unavailable: a node that has been in the cluster does not need it to start.
                 nursery.start_soon(backend.run)
             else:
                 await nursery.start(backend.run)
             self._running = True
-            if isinstance(backend, GossipMembership) and self._config.gossip.encrypt and keys_file is not None:
-                nursery.start_soon(follow_keys, keys_file, backend.use_keys)
+            if self._gossip is not None and self._config.gossip.encrypt and keys_file is not None:
+                from sandq.membership.key_file import follow_keys
+
+                nursery.start_soon(follow_keys, keys_file, self._gossip.use_keys)
             task_status.started()
 
     async def refresh_tags(self) -> None:
@@ -158,8 +180,8 @@ class Discovery:
         """Return a snapshot for metrics."""
         found = [member.state for member in self.membership.members().values()]
         states = {state: found.count(state) for state in State}
-        backend = self._backend
-        if not isinstance(backend, GossipMembership):
+        backend = self._gossip
+        if backend is None:
             return Seen(states)
         return Seen(states, {**backend.counts, **backend.traffic}, backend.awareness)
 

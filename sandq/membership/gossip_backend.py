@@ -9,7 +9,6 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-import structlog
 import trio
 
 from sandq.broker.event_loop import SHARED_WORK
@@ -29,6 +28,7 @@ from sandq.membership.roster import Roster, RosterChanges
 from sandq.model.config_schema import Address
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.gossip_timing import Timing
+from sandq.model.logger import get_logger
 from sandq.model.membership import Member, State
 from sandq.model.sources import source_of
 
@@ -53,7 +53,7 @@ Its address may stand for several members, or lead through a router. If there ar
 REMEMBER_PAUSE_S = 1.0
 """Minimum time between two writes of the members' addresses for the next start, in seconds."""
 
-log = structlog.get_logger("sandq.gossip")
+log = get_logger("sandq.gossip")
 
 
 class GossipMembership:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
 import trio
 
 from sandq.gossip.keyring import Keyring
 from sandq.model.errors import SandqError
+from sandq.model.logger import get_logger
 from sandq.storage.secret_file import read_private, version_of
 
 CHECK_S = 5.0
 
-log = structlog.get_logger("sandq.gossip")
+log = get_logger("sandq.gossip")
 
 
 def read_keys(path: Path) -> Keyring:

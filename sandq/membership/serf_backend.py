@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Final
 
-import structlog
 import trio
 
 from sandq.gossip.serf_messages import encode_tags
@@ -31,6 +30,7 @@ from sandq.model.errors import (
     TooLarge,
     Unavailable,
 )
+from sandq.model.logger import get_logger
 from sandq.model.membership import Changes, Member, State
 
 REFRESH_S: Final = 5.0
@@ -54,7 +54,7 @@ _ENDS: Final = ConnectionLost, ProtocolError
 _NO_CONNECTION: Final = "there is no connection to the Serf agent"
 _NO_TAGS: Final = "the Serf agent does not accept the tags of this node"
 
-log = structlog.get_logger("sandq.gossip")
+log = get_logger("sandq.gossip")
 
 
 class SerfMembership:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sandq.model.access import Access
+from sandq.model.ports import LOCAL_CALLER
 
 ANONYMOUS: Final = "anonymous"
 
@@ -36,5 +37,5 @@ def host_of(caller: Caller) -> str:
     return host if port.isdecimal() and host else caller.address
 
 
-NODE: Final = Caller("node", "local")
+NODE: Final = Caller("node", LOCAL_CALLER)
 """The node itself, and tasks that run within it."""

@@ -10,18 +10,23 @@ from typing import Annotated, NamedTuple, Self
 from pydantic import BeforeValidator, PlainValidator
 
 from sandq.model import schema
+from sandq.model.ports import UNIX
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([0-9A-Za-z._-]+)):([0-9]{1,5})")
 _ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
 class Address(NamedTuple):
-    """A host (name or IP address, without brackets) and a TCP or UDP port."""
+    """A host (name or IP address, without brackets) and a TCP or UDP port.
+
+    A host that begins with "unix:" is the path of a Unix socket (`ports.UNIX`)."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
+        if self.host.startswith(UNIX):
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod

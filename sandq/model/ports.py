@@ -17,11 +17,25 @@ SQL_PORT: Final = 3306
 
 DEFAULT_SERVER: Final = f"{LOCAL_HOST}:{CLIENT_PORT}"
 
+UNIX: Final = "unix:"
+"""Prefix of a host that is the path of a Unix socket. Such an address has port 0."""
+LOCAL_CALLER: Final = "local"
+"""Address of a caller that is connected by a Unix socket, or is the node itself."""
+
+
+def socket_path(host: str) -> str | None:
+    """Return the path of the Unix socket that a host names; None if it names none."""
+    return host.removeprefix(UNIX) if host.startswith(UNIX) else None
+
 
 def parse_server(text: str) -> tuple[str, int]:
-    """Return `(host, port)` of "host", "host:port" or "[::1]:port". Raise InvalidRequest otherwise."""
+    """Return `(host, port)` of "host", "host:port" or "[::1]:port". Raise InvalidRequest otherwise.
+
+    "unix:PATH" is a host, and its port is 0."""
     if not isinstance(text, str):
         raise InvalidRequest(f'a server is text like "{DEFAULT_SERVER}", not {type(text).__name__}')
+    if text.startswith(UNIX) and len(text) > len(UNIX) and "\0" not in text:
+        return text, 0
     if "://" in text:
         raise InvalidRequest(
             f"{text!r:.200} is a URL, and a server is HOST:PORT of a node's client port, like {DEFAULT_SERVER!r}; "

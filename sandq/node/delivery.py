@@ -7,7 +7,6 @@ import dataclasses
 import trio
 
 from sandq.broker.access.authenticator import Authenticator
-from sandq.broker.access.jwt_tokens import JwtVerifier
 from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.broker import Broker
@@ -142,10 +141,15 @@ def _digests(config: NodeConfig, replication: Replication, catalog: Catalog) -> 
 
 def _authenticator(config: NodeConfig, catalog: Catalog, clock: GuardedClock) -> Authenticator:
     """Create the component that authenticates callers. Raises StartupError."""
+    verifier = None
+    if config.jwt.issuer is not None:
+        from sandq.broker.access.jwt_tokens import JwtVerifier  # 9 MB, which most nodes do not need
+
+        verifier = JwtVerifier(config.jwt, clock.now_ms)
     return Authenticator(
         config.security.authentication,
         catalog,
         clock.now_ms,
-        JwtVerifier(config.jwt, clock.now_ms) if config.jwt.issuer is not None else None,
+        verifier,
         takes_certificates=config.security.certificate_identities,
     )

@@ -22,6 +22,7 @@ from sandq.broker.owner_usage import OwnerUsage
 from sandq.gossip.tags import judge_of, node_tags
 from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
+from sandq.model.ports import socket_path
 from sandq.node.context import Context
 from sandq.node.delivery import Delivery
 from sandq.node.replication import Replication
@@ -144,7 +145,7 @@ def _discovery(context: Context, storage: Storage, replication: Replication, add
             zone=config.node.zone,
             version=sandq.__version__,
             zone_data=data_version(),
-            addresses=addresses,
+            addresses={kind: at for kind, at in addresses.items() if socket_path(at) is None},  # a path may be too long
             # A node founds the cluster if discovery finds none. Once it belongs to a cluster, it is no founder.
             founder=is_meeting and this_node.cluster_uuid is None,
         )

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-import structlog
 import trio
 
 import sandq
@@ -32,12 +31,13 @@ from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.model.errors import StorageFailed
+from sandq.model.logger import get_logger
 from sandq.node.context import Context
 from sandq.node.started import STORES_NAME
 from sandq.node.storage import Storage
 from sandq.server.output import Sender
 
-log = structlog.get_logger("sandq.node")
+log = get_logger("sandq.node")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +132,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
         with trio.CancelScope(shield=True):
             storage.is_hanging = not await runner.close(grace_s + CLOSE_S)
         if storage.is_hanging:
+            context.started.lock.keep()  # the thread may still write
             _end_abruptly(context.abandon)
         _close_log(node_log, clean and node_log.failed is None)
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final
 
-import structlog
 import trio
 
 from sandq.model.errors import StorageFailed
+from sandq.model.logger import get_logger
 from sandq.storage.files import is_full
 
 if TYPE_CHECKING:
     from sandq.node.running import Serving
 
-log = structlog.get_logger("sandq.node")
+log = get_logger("sandq.node")
 
 RETRY_S: Final = 5.0
 """Interval between attempts to restart while the disk is too full, in seconds."""

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 
-import structlog
 import trio
 
 import sandq
@@ -18,6 +17,8 @@ from sandq.broker.peers.secret import follow_secrets
 from sandq.client.tls import ClientTls
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
+from sandq.model.logger import get_logger
+from sandq.model.ports import parse_server, socket_path
 from sandq.model.shares import PPM
 from sandq.model.show_config import without_secrets
 from sandq.node.context import Context
@@ -45,7 +46,7 @@ from sandq.server.overview import Overview
 from sandq.server.tcp import ClientServer
 from sandq.server.topic_records import TopicRecords
 
-log = structlog.get_logger("sandq.node")
+log = get_logger("sandq.node")
 
 AUDIT_NAME = "audit"
 Listeners = list[trio.SocketListener]
@@ -106,7 +107,7 @@ async def serving(
             logins=logins,
             clients=ClientStats(),
             pusher=_pusher(context, delivery),
-            advertised=Address.parse(addresses["client"]),
+            advertised=Address(*parse_server(addresses["client"])),
         )
         metrics, info = _serve_clients(server, nursery)
         async with _serving_http(server, metrics):
@@ -130,7 +131,9 @@ def _addresses(context: Context, peer_listeners: Listeners) -> dict[str, str]:
         bound["http"] = started.http.address
     if peer_listeners:
         bound["peer"] = Address(*peer_listeners[0].socket.getsockname()[:2])
-    return {kind: str(Address(host or at.host, at.port)) for kind, at in bound.items()}
+    return {
+        kind: str(at if host is None or socket_path(at.host) else Address(host, at.port)) for kind, at in bound.items()
+    }
 
 
 def _nodes_tls(context: Context) -> ClientTls | None:
@@ -180,7 +183,10 @@ def _serve_clients(server: _Server, nursery: trio.Nursery) -> tuple[Metrics, Ser
         client_name=config.tls.client_name,
     )
     nursery.start_soon(log_level.run)
-    nursery.start_soon(clients.serve, started.client.listen())
+    listeners = started.client.listen()
+    if started.local is not None:
+        listeners += started.local.listen()
+    nursery.start_soon(clients.serve, listeners)
     log.info("clients are served", address=str(server.advertised))
     nursery.start_soon(metrics.run)
     nursery.start_soon(server.delivery.slo.run)

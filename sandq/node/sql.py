@@ -13,15 +13,15 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.model.config import NodeConfig
+from sandq.model.logger import get_logger
 from sandq.node.tls import own_hosts, own_names
 from sandq.server import logs
 from sandq.tools.sql_gateway import check_installed
 
-log = structlog.get_logger("sandq.sql")
+log = get_logger("sandq.sql")
 
 STOP_S: Final = 5.0
 """Time in seconds that the process has to end. After it, the process is killed, with its running statements."""

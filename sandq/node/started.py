@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sandq.model.config import NodeConfig
 from sandq.server.http.launch import HttpPort
-from sandq.server.listening import BoundPort
-from sandq.storage.files import Files
+from sandq.server.listening import BoundPort, LocalPort
+from sandq.storage.files import Files, Lock
 
 LOCK_NAME = "lock"
 """Name of the lock in the data directory."""
@@ -27,7 +27,11 @@ class Started:
     config: NodeConfig
     data_dir: Path
     files: Files
+    lock: Lock
+    """The lock of the data directory."""
     client: BoundPort
     """The client port: bound, but not listening until the node serves clients."""
+    local: LocalPort | None
+    """The Unix socket in the data directory, if there is a TCP port in addition; otherwise it is `client`, or None."""
     http: HttpPort | None
     """None: the node does not serve HTTP."""

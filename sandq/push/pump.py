@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final, TypedDict, Unpack
 
-import structlog
 import trio
 
 from sandq.client import Client, Message, Outgoing, Settlement
 from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
 from sandq.model.headers import headers_or_none
 from sandq.model.limits import FIXED
+from sandq.model.logger import get_logger
 from sandq.model.message_targets import PUSH_HEADER, TIMEOUT_MOST_MS, MessageTarget, parse_target
 from sandq.model.push import PAUSE_LIMIT, PAUSE_TENANT, Push
 from sandq.model.push_targets import Target, TargetRefused, shown_url
@@ -37,7 +37,7 @@ from sandq.push.http_client import HttpClient, PushFailed
 from sandq.push.message_request import headers_of
 from sandq.push.outcomes import End, Outcome, outcome_of
 
-log = structlog.get_logger("sandq.push")
+log = get_logger("sandq.push")
 
 GRACE_S: Final = 10.0
 """Grace time of requests when their partition moves to another node or the push ends, in seconds.

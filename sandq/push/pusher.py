@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker.broker import Broker
@@ -25,13 +24,14 @@ from sandq.client.options import Options
 from sandq.client.tls import ClientTls
 from sandq.model.errors import SandqError, StartupError
 from sandq.model.health import ERROR_CHARS, PUSH_STARTING, PushState
+from sandq.model.logger import get_logger
 from sandq.model.push import shown
 from sandq.model.push_targets import PushRules
 from sandq.push.hosts import Hosts
 from sandq.push.http_client import HttpClient, Resolve
 from sandq.push.pump import GRACE_S, MessagePump, Pump, PumpParts, PushCounts, UrlPump
 
-log = structlog.get_logger("sandq.push")
+log = get_logger("sandq.push")
 
 CLIENT_NAME: Final = "sandq-push"
 COMPARE_S: Final = 30.0

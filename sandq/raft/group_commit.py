@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import structlog
-
 from sandq.model.errors import Corruption
+from sandq.model.logger import get_logger
 from sandq.raft import hooks, wire
 from sandq.raft.core import HEARTBEAT_S
 from sandq.raft.group import Group
@@ -27,7 +26,7 @@ from sandq.raft.journal import GroupJournal
 from sandq.raft.skip import Skip
 from sandq.storage.wal import Record
 
-log = structlog.get_logger("sandq.raft")
+log = get_logger("sandq.raft")
 
 SCAN_S, SCAN_MOST_S = 0.05, 1.0
 """Shortest and longest interval, in s, between two scans of the election deadlines.

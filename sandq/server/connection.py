@@ -28,6 +28,7 @@ from sandq.model.errors import (
     WrongPort,
 )
 from sandq.model.limits import Limits
+from sandq.model.logger import get_logger
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.server.audit.requests import RequestAudit
@@ -37,7 +38,7 @@ from sandq.server.open_requests import OpenRequests
 from sandq.server.output import Output, Sender
 from sandq.server.wire import Transform, TransformedWire
 
-log = structlog.get_logger("sandq.server")
+log = get_logger("sandq.server")
 
 CROWDED_RECEIVE_BYTES = 4096
 """Bytes per receive while clients wait for memory for large frames."""

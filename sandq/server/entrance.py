@@ -27,6 +27,7 @@ from sandq.model.access import Access, Grant, Right
 from sandq.model.caller import ANONYMOUS, NODE, Caller, host_of
 from sandq.model.config_types import is_loopback
 from sandq.model.errors import Forbidden, InvalidRequest, SandqError, Unauthenticated, Unavailable
+from sandq.model.ports import LOCAL_CALLER
 from sandq.model.principals import TOKEN_CHARS
 from sandq.model.quotas import NO_QUOTA
 from sandq.model.sources import source_of_caller
@@ -110,7 +111,7 @@ class Entrance:
     def _admit_founder(self) -> None:
         """Admit an anonymous client on this machine before there is a cluster. Raise Unavailable for other clients."""
         caller = self._connection.caller
-        if not is_loopback(host_of(caller)):
+        if caller.address != LOCAL_CALLER and not is_loopback(host_of(caller)):
             reason = self._cluster.waiting()
             raise Unavailable(f"this node belongs to no cluster yet, and cannot authenticate clients: {reason}")
         self._is_founder = self.is_in = True

@@ -23,10 +23,10 @@ from sandq.broker.replication.replica import METADATA_GROUP, MetadataView
 from sandq.broker.stats.slo import LatenessSlo
 from sandq.gossip import tags
 from sandq.model.access import Access
-from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
 from sandq.model.membership import Membership
+from sandq.model.ports import parse_server
 from sandq.partition.clock_reset import LEAST_AHEAD_MS as FLOOR_AHEAD_MS
 from sandq.push.pusher import Pusher
 from sandq.server.audit.audit_log import AuditLog
@@ -129,8 +129,7 @@ class ServerInfo:
         others = []
         for node in self.broker.metadata.nodes.values():
             if node.node_id != self.node_id and "client" in node.addresses:
-                address = Address.parse(node.addresses["client"])
-                others.append([node.node_id, address.host, address.port])
+                others.append([node.node_id, *parse_server(node.addresses["client"])])
         return [[self.node_id, self.host, self.port], *others]
 
     @property

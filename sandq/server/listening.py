@@ -5,12 +5,18 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import trio
 
 from sandq.model.config_types import Address
-from sandq.model.errors import StartupError
+from sandq.model.errors import InvalidRequest, StartupError
+from sandq.model.ports import UNIX
+from sandq.model.unix_sockets import reachable
+from sandq.storage.files import FILE_MODE
+from sandq.storage.forks import close_in_children
 
 BACKLOG: Final = 65_535
 """Maximum number of connections that wait to be accepted. The system's own limit is `net.core.somaxconn`."""
@@ -28,16 +34,37 @@ class BoundPort:
     def listen(self) -> list[trio.SocketListener]:
         """Start to listen. Raise StartupError if another process listens on the port by now."""
         try:
-            for one in self._sockets:
-                one.listen(BACKLOG)
+            return [_listening(one) for one in self._sockets]
         except OSError as error:
             raise _refusal(self.address, self._setting, error) from None
-        return [trio.SocketListener(one) for one in self._sockets]
 
     def close(self) -> None:
         """Close the sockets."""
         for one in self._sockets:
             one.close()
+
+
+class LocalPort(BoundPort):
+    """A Unix socket that is bound. Only the user whom the node runs as, and root, may connect to it."""
+
+    def __init__(self, one: trio.socket.SocketType, path: Path) -> None:
+        self._sockets = [one]
+        self._path = path
+        self.address = Address(f"{UNIX}{path}", 0)
+        close_in_children(one)
+
+    def listen(self) -> list[trio.SocketListener]:
+        """Start to listen. Raise StartupError."""
+        try:
+            return [_listening(one) for one in self._sockets]
+        except OSError as error:
+            raise _local_refusal(self._path, error) from None
+
+    def close(self) -> None:
+        """Close the socket, and remove its path."""
+        super().close()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
 
 class PortInUse(StartupError):
@@ -70,6 +97,26 @@ async def bind(host: str, port: int, setting: str) -> BoundPort:
     return BoundPort(sockets, setting)
 
 
+async def bind_local(path: Path) -> LocalPort:
+    """Bind a Unix socket at an absolute path. Raise StartupError.
+
+    A socket of this path that a killed node has left is replaced. The caller has locked the directory."""
+    one = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        with reachable(str(path)) as short:
+            await one.bind(short)
+        path.chmod(FILE_MODE)  # before it listens: until then nothing can connect
+    except BaseException as error:
+        one.close()
+        if isinstance(error, OSError):
+            raise _local_refusal(path, error) from None
+        if isinstance(error, InvalidRequest):
+            raise StartupError(error.message) from None
+        raise
+    return LocalPort(one, path)
+
+
 async def listen(host: str, port: int, setting: str) -> list[trio.SocketListener]:
     """Listen on each address of a host. `setting`: its key. Raise StartupError, which names the setting."""
     bound = await bind(host, port, setting)
@@ -78,6 +125,16 @@ async def listen(host: str, port: int, setting: str) -> list[trio.SocketListener
     except StartupError:
         bound.close()
         raise
+
+
+def _listening(one: trio.socket.SocketType) -> trio.SocketListener:
+    one.listen(BACKLOG)
+    return trio.SocketListener(one)
+
+
+def _local_refusal(path: Path, error: OSError) -> StartupError:
+    """Return the error for a Unix socket on which the node cannot listen."""
+    return StartupError(f"cannot listen on the Unix socket {path}: {error.strerror or error}")
 
 
 def _refusal(address: Address, setting: str, error: OSError) -> StartupError:

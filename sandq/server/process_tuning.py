@@ -23,9 +23,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-import structlog
-
 from sandq.model.limits import Limits
+from sandq.model.logger import get_logger
 
 YOUNG_OBJECTS: Final = 5_000
 """Net number of new objects after which the youngest generation is collected.
@@ -118,7 +117,7 @@ def _check_often(heap: Heap) -> None:
         heap.check()
 
 
-log = structlog.get_logger("sandq.server")
+log = get_logger("sandq.server")
 
 RESERVED = 192
 """Files reserved for other purposes than client and HTTP connections: log, lock, listeners, peers, spare slots."""

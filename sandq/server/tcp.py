@@ -1,4 +1,5 @@
-"""Accept connections on the client port, within limits, with or without TLS."""
+"""Accept connections on the client port, within limits, with or without TLS, and on the node's Unix socket, always
+without TLS."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from sandq.model.config_tls import SUBJECT
 from sandq.model.config_types import is_loopback
 from sandq.model.errors import Overloaded, SandqError, WrongPort
 from sandq.model.limits import Limits
+from sandq.model.logger import get_logger
+from sandq.model.ports import LOCAL_CALLER
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import encode_error
 from sandq.server.client_stats import ClientStats
@@ -40,7 +43,7 @@ FRAME_HEAD: Final = b"\0"
 """First byte of every frame of less than 16 MiB. No HTTP request or TLS handshake begins with it."""
 FAREWELL_S: Final = 1.0
 
-log = structlog.get_logger("sandq.server")
+log = get_logger("sandq.server")
 
 
 class ClientServer:
@@ -107,7 +110,8 @@ class ClientServer:
             connection=stats.accepted, principal=caller.principal, peer=caller.address
         )
         try:
-            session = None if self._tls is None else await self._tls.greet(stream, source)
+            tls = None if is_local(stream) else self._tls
+            session = None if tls is None else await tls.greet(stream, source)
         except SandqError as error:
             stats.errors[error.code] += 1
             log.debug("a client was rejected", code=error.code, error=error.message)
@@ -233,7 +237,9 @@ class ClientServer:
 
 
 def _peer(stream: trio.SocketStream) -> str:
-    """Return the address of a client; `gone` if it has disconnected."""
+    """Return the address of a client; `local` if it is connected by a Unix socket; `gone` if it has disconnected."""
+    if is_local(stream):
+        return LOCAL_CALLER
     try:
         host, port = stream.socket.getpeername()[:2]
     except OSError:
@@ -241,9 +247,16 @@ def _peer(stream: trio.SocketStream) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_local(stream: trio.SocketStream) -> bool:
+    """Return whether a client is connected by a Unix socket."""
+    return stream.socket.family == socket.AF_UNIX
+
+
 def _is_of_this_machine(stream: trio.SocketStream) -> bool:
-    """Return whether a client is on this machine: its address is a loopback address, or equal to the address to which
-    it connected."""
+    """Return whether a client is on this machine: it is connected by a Unix socket, its address is a loopback address,
+    or equal to the address to which it connected."""
+    if is_local(stream):
+        return True
     try:
         remote, local = stream.socket.getpeername()[0], stream.socket.getsockname()[0]
     except OSError:

@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Protocol
 
 from sandq.model.errors import DataDirInUse, StorageFailed
+from sandq.storage.forks import close_in_children
 
 Buffer = bytes | bytearray | memoryview
 _ZEROS = bytes(1 << 20)
+_PID_CHARS = 20
 TEMPORARY = ".tmp"
 """Suffix of the file that `replace` writes before it renames it."""
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
@@ -54,6 +56,10 @@ class Lock(Protocol):
     """An exclusive lock on the tree. The operating system releases it when the process ends."""
 
     def close(self) -> None: ...
+
+    def keep(self) -> None:
+        """Hold the lock until the process ends: `close` has no effect any more."""
+        ...
 
 
 class Files(Protocol):
@@ -182,28 +188,51 @@ class RealLock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        close_in_children(self)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
+    def keep(self) -> None:
+        self._descriptor = -1
+
 
 def flock(path: Path) -> RealLock:
-    """Acquire the exclusive lock of a file. A missing file is created.
+    """Acquire the exclusive lock of a file, and write the id of this process into the file. A missing file is created.
 
-    Raise `DataDirInUse`, which names its directory, if the lock is held."""
+    Raise `DataDirInUse`, which names its directory and the process that holds the lock."""
     with _translated("open", str(path)):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        holder = _holder(descriptor)
         os.close(descriptor)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            message = f"another process uses the data directory {path.parent.resolve()} (lock {path.name})"
-            raise DataDirInUse(message, path=str(path)) from error
+            message = f"{_who(holder)} uses the data directory {path.parent.resolve()} (lock {path.name})"
+            raise DataDirInUse(message, path=str(path), pid=holder) from error
         raise failed("lock", str(path), error) from error
+    with contextlib.suppress(OSError):  # only error messages use it: a full disk must not prevent a start
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
     return RealLock(descriptor)
+
+
+def _holder(descriptor: int) -> int:
+    """Return the id of the process that holds a lock; 0 if it is not known."""
+    try:
+        text = os.pread(descriptor, _PID_CHARS, 0).strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def _who(holder: int) -> str:
+    if holder == os.getpid():
+        return f"this process (pid {holder})"
+    return f"another process (pid {holder})" if holder else "another process"
 
 
 def sync_directory(path: Path) -> None:

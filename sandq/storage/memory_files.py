@@ -120,6 +120,9 @@ class MemoryLock:
     def close(self) -> None:
         self._held.discard(self._name)
 
+    def keep(self) -> None:
+        self._held = set()
+
 
 _Change = Callable[[dict[str, _Node]], None]
 

@@ -13,6 +13,8 @@ method `wait()`. See `docs/client.md`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from sandq.client.consumer.threaded import Message, MessageBatch
 from sandq.client.portal import Confirmation
 from sandq.sync.client import Client, connect
@@ -20,6 +22,9 @@ from sandq.sync.keys import Keys, Watch
 from sandq.sync.producer import Producer, Receipt, Receipts
 from sandq.sync.subscription import Batches, Gathered, Subscription
 from sandq.sync.wrappers import Admin, DeadLetters, Leases, Messages, Rows, Schedules
+
+if TYPE_CHECKING:
+    from sandq.embed import embedded_blocking as embedded
 
 __all__ = [
     "Admin",
@@ -41,4 +46,13 @@ __all__ = [
     "Subscription",
     "Watch",
     "connect",
+    "embedded",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "embedded":  # it loads the node
+        from sandq.embed import embedded_blocking
+
+        return embedded_blocking
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -268,6 +268,12 @@ def connect(
         insecure=insecure,
         tracing=tracing,
     )
+    return opened(open_client)
+
+
+def opened(open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]]) -> Client:
+    """Return a blocking client of an async one, which is opened in the background thread. Raises the errors of
+    opening."""
     thread = _Thread(open_client)
     inner, pump = thread.start()
     portal = Portal(pump)

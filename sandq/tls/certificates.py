@@ -18,12 +18,12 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from sandq.model.config_tls import ACCEPT, REQUIRE, TlsSection
 from sandq.model.errors import SandqError, StartupError
+from sandq.model.logger import get_logger
 from sandq.storage.secret_file import read_private
 from sandq.tls.names import ends_at, is_of_host
 from sandq.tls.session import TlsError, TlsSession
@@ -43,7 +43,7 @@ _CRL_END: Final = b"-----END X509 CRL-----"
 _ROUND_TRIPS: Final = 4
 """Maximum number of round trips of a handshake."""
 
-log = structlog.get_logger("sandq.tls")
+log = get_logger("sandq.tls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

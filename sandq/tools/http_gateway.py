@@ -9,7 +9,6 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-import structlog
 
 import sandq
 from sandq.broker.peers.secret import CHECK_S, Secrets
@@ -19,6 +18,7 @@ from sandq.model.config import Address, NodeConfig
 from sandq.model.config_schema import is_beyond
 from sandq.model.config_tls import OFF, REQUIRE, TlsSection
 from sandq.model.errors import InvalidRequest, StartupError
+from sandq.model.logger import get_logger
 from sandq.server import logs, process_tuning
 from sandq.server.gateway_proof import SETTING
 from sandq.server.http.backups import target_of
@@ -33,7 +33,7 @@ EXIT_AT_ONCE = 130
 """Exit code after a second SIGINT or SIGTERM."""
 
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 
 def serve_gateway(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import structlog
 
 import sandq
 from sandq.client import Client, connect_with
@@ -25,6 +24,7 @@ from sandq.model.config_schema import is_beyond
 from sandq.model.config_sql import SqlSection
 from sandq.model.config_tls import OFF, REQUIRE, TlsSection
 from sandq.model.errors import InvalidRequest, StartupError
+from sandq.model.logger import get_logger
 from sandq.model.ports import LOCAL_HOST, SQL_PORT
 from sandq.server import logs, process_tuning
 from sandq.server.process_tuning import collect_rarely
@@ -150,7 +150,7 @@ def serve_gateway(
     certificates = None if config.tls.sql == OFF else Certificates(config.tls)
     connect = connector(servers, _nodes_tls(config.tls, ca), insecure=config.security.insecure)
     people = logs.set_up(log_format, log_level, "sql")
-    log = structlog.get_logger("sandq.sql")
+    log = get_logger("sandq.sql")
 
     def announce(line: str) -> None:
         if people is not None:

@@ -34,10 +34,10 @@ def main() -> None:
     options = json.loads(sys.stdin.buffer.readline())
 
     # Import these modules late, because they take long to load.
-    import structlog
 
     from sandq.model.config_sql import SqlSection
     from sandq.model.config_tls import OFF, REQUIRE, TlsSection
+    from sandq.model.logger import get_logger
     from sandq.server import logs
     from sandq.server.http.nodes_tls import nodes_tls
     from sandq.server.process_tuning import collect_rarely
@@ -45,7 +45,7 @@ def main() -> None:
     from sandq.tools.sql_gateway import connector, limit_memory, serve_sql
 
     logs.set_up(options["log_format"], options["log_level"], "sql")
-    log = structlog.get_logger("sandq.sql")
+    log = get_logger("sandq.sql")
     section = SqlSection.model_construct(**options["sql"])
     settings = None if options["tls"] is None else TlsSection.model_validate(options["tls"])
     certificates = None if settings is None else Certificates(settings)

@@ -42,9 +42,9 @@ PURE_FLOORS = ("sandq.model", "sandq.protocol", "sandq.partition", "sandq.metada
 
 # Modules outside the floors, with the only modules that each may import. "sandq" is the top alone.
 BESIDE = {
-    "sandq": {"sandq.client", "sandq.errors", "sandq.sync"},
+    "sandq": {"sandq.client", "sandq.embed", "sandq.errors", "sandq.sync"},
     "sandq.errors": {"sandq.model"},
-    "sandq.sync": {"sandq.sync", "sandq.client", "sandq.model", "sandq.errors"},
+    "sandq.sync": {"sandq.sync", "sandq.client", "sandq.embed", "sandq.model", "sandq.errors"},
     "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol", "sandq.schedules"},
     "sandq.backup": {"sandq.backup", "sandq.client", "sandq.model", "sandq.errors"},
     "sandq.sql": {"sandq.sql", "sandq.client", "sandq.model", "sandq.protocol", "sandq.errors"},
@@ -65,7 +65,7 @@ BESIDE = {
 # The HTTP API is a client of the cluster (ADR 0009).
 # So are the pushes of groups (ADR 37).
 MAY_STAND_ON = {"sandq.server.http": ("sandq.client", "sandq.backup", "sandq.sql"), "sandq.push": ("sandq.client",)}
-EVERYTHING = ("sandq.testing",)
+EVERYTHING = ("sandq.testing", "sandq.embed")
 
 # Packages without circular imports between their rooms: all packages.
 PACKAGES = [*sorted(f"sandq.{path.parent.name}" for path in (ROOT / "sandq").glob("*/__init__.py")), "sandctl"]
@@ -79,7 +79,7 @@ CLIENT_DOORS = {
     "sandq.client.backups",
     "sandq.client.schedules",
 }
-BEHIND_THE_DOORS = ("sandq.client", "sandq.sync", "sandq.testing")
+BEHIND_THE_DOORS = ("sandq.client", "sandq.embed", "sandq.sync", "sandq.testing")
 PRIVATE_OF_CLIENTS = {"_batcher", "_cluster", "_inner", "_portal"}
 
 IMPURE_MODULES = {
@@ -89,7 +89,14 @@ IMPURE_MODULES = {
 FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 # A file of the configuration; the zone data that is installed with sandq.
-MAY_READ = {"sandq.model.config": {"read_text"}, "sandq.schedules.zones": {"read_bytes"}}
+# A directory, to reach a socket in it by a short path.
+MAY_READ = {
+    "sandq.model.config": {"read_text"},
+    "sandq.schedules.zones": {"read_bytes"},
+    "sandq.model.unix_sockets": {"open"},
+}
+# `sandq` and `sandq.sync` load the embedded broker when it is used. Its modules may import them.
+EMBEDDED = "sandq.embed"
 # These libraries come with the extras sandq[spark], sandq[sql] and sandq-client[otel]. All other code runs without
 # them.
 EXTRA = {"duckdb", "opentelemetry", "pyarrow", "pyspark", "sqlglot"}
@@ -298,14 +305,15 @@ def circles_of_rooms(package: str, sources: Iterable[tuple[str, str, bool]]) -> 
 
 
 def graph_of(sources: Iterable[tuple[str, str, bool]]) -> dict[str, set[str]]:
-    """Return module -> imported modules. Imports at any place count, also imports only for types."""
+    """Return module -> imported modules. Imports at any place count, also imports only for types, except those of the
+    embedded broker."""
     known = {module: (source, is_package) for module, source, is_package in sources}
     graph: dict[str, set[str]] = {}
     for module, (source, is_package) in known.items():
         graph[module] = set()
         for _, target in imports(module, source, is_package):
             found = target if target in known else target.rpartition(".")[0]
-            if found in known and found != module:
+            if found in known and found != module and not (found == EMBEDDED and not within(module, EMBEDDED)):
                 graph[module].add(found)
     return graph
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
-from sandq.broker.access.jwt_tokens import Claims, JwtVerifier
 from sandq.broker.catalog import Catalog
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata.records import IdentityRecord
@@ -21,6 +20,9 @@ from sandq.model.config_security import AUTHENTICATION
 from sandq.model.errors import Unauthenticated, Unavailable
 from sandq.model.principals import CERTIFICATE, JWT, TOKEN_PREFIX, principal_of, token_hash
 from sandq.model.quotas import NO_QUOTA, Quota
+
+if TYPE_CHECKING:
+    from sandq.broker.access.jwt_tokens import Claims, JwtVerifier
 
 OFF, ACCEPT, REQUIRE = range(len(AUTHENTICATION))
 """Modes of `security.authentication`."""

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import structlog
 import trio
 
 from sandq.broker.access.authenticator import OFF
@@ -23,11 +22,12 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.model.caller import NODE
 from sandq.model.errors import SandqError
+from sandq.model.logger import get_logger
 from sandq.model.principals import TOKEN, TOKEN_BYTES, principal_of, token_hash, token_text
 from sandq.protocol.requests_access import IdentityPut
 from sandq.storage.files import Files
 
-log = structlog.get_logger("sandq.access")
+log = get_logger("sandq.access")
 
 NAME: Final = "admin.token"
 """Name of the file in the data directory."""

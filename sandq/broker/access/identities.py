@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import structlog
-
 from sandq.broker.controller.metadata_changes import MetadataChanges
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
@@ -15,6 +13,7 @@ from sandq.model.access import check_grants, check_role
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.model.limits import FIXED
+from sandq.model.logger import get_logger
 from sandq.model.principals import HASH_BYTES, TOKEN, check_principal, kind_of
 from sandq.model.quotas import Quota
 from sandq.model.times import TIME_MAX_MS
@@ -27,7 +26,7 @@ from sandq.protocol.requests_access import (
     RolePut,
 )
 
-log = structlog.get_logger("sandq.access")
+log = get_logger("sandq.access")
 
 CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota", "note")
 """Fields of an identity that a request may change."""

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jwt
-import structlog
 import trio
 
 from sandq.model.access import parse_grant
 from sandq.model.config_security import JwtSection
 from sandq.model.errors import InvalidRequest, StartupError, Unauthenticated, Unavailable
 from sandq.model.limits import FIXED
+from sandq.model.logger import get_logger
 from sandq.model.principals import JWT, principal_of
 from sandq.model.push_targets import shown_url
 
-log = structlog.get_logger("sandq.access")
+log = get_logger("sandq.access")
 
 KEYS_BYTES: Final = 1 << 20
 """Maximum size in bytes of a file or a reply with keys."""

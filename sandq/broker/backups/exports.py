@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgpack
-import structlog
 import trio
 
 from sandq.broker.replication.node_log import NodeLog
@@ -20,10 +19,11 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import NotFound, Overloaded, Unavailable
+from sandq.model.logger import get_logger
 from sandq.storage.snapshot import Exporter
 from sandq.storage.stores import StoresSnapshot
 
-log = structlog.get_logger("sandq.backup")
+log = get_logger("sandq.backup")
 
 EXPORTS_AT_ONCE: Final = 8
 """Maximum number of exports that exist at the same time, for all clients."""

@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Literal, TypeVar
 
-import structlog
 import trio
 
 from sandq.broker.bootstrap.directory import PeerDirectory
@@ -33,6 +32,7 @@ from sandq.broker.peers.this_node import ThisNode
 from sandq.gossip import tags
 from sandq.model.config import NodeConfig
 from sandq.model.errors import Conflict, SandqError
+from sandq.model.logger import get_logger
 from sandq.model.members import member_id
 from sandq.raft import Members
 
@@ -47,7 +47,7 @@ NAMES_SHOWN = 5
 """Maximum number of nodes named in a message."""
 INIT = "sandctl cluster init"
 
-log = structlog.get_logger("sandq.cluster")
+log = get_logger("sandq.cluster")
 
 
 def mode_of(config: NodeConfig) -> BootstrapMode:

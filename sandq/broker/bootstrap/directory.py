@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
@@ -24,10 +23,11 @@ from sandq.broker.replication.runner import Runner
 from sandq.gossip import tags
 from sandq.metadata.records import NodeRecord
 from sandq.model.config_schema import Address
+from sandq.model.logger import get_logger
 from sandq.model.membership import Membership, State
 from sandq.storage.known_peers import KnownPeers
 
-log = structlog.get_logger("sandq.cluster")
+log = get_logger("sandq.cluster")
 
 _LIVE = (State.ALIVE, State.SUSPECT)
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker.peers.handshake import Peer
 from sandq.broker.peers.links import PeerLinks
 from sandq.model.errors import Conflict, Unavailable
+from sandq.model.logger import get_logger
 from sandq.protocol.peer import PeerFrame
 
 ASKS: Final = "asks"
@@ -27,7 +27,7 @@ ANSWER_S: Final = 3.0
 POLL_S: Final = 0.1
 """Interval in s at which new links are checked."""
 
-log = structlog.get_logger("sandq.cluster")
+log = get_logger("sandq.cluster")
 
 
 class FounderElection:

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import structlog
 import trio
 
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
+from sandq.model.logger import get_logger
 from sandq.model.members import member_id, own_member
 from sandq.protocol.peer import PeerFrame
 from sandq.raft import Members
@@ -30,7 +30,7 @@ from sandq.raft import Members
 FIRST_INCARNATION: Final = 1
 ASK_PAUSE_S: Final = 0.5
 
-log = structlog.get_logger("sandq.cluster")
+log = get_logger("sandq.cluster")
 
 
 class Beginning(NamedTuple):

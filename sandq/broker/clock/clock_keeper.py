@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker.clock.guarded_clock import DISPUTED, OFF, UNCOMPARED, WALL, GuardedClock
@@ -28,6 +27,7 @@ from sandq.broker.clock.peer_clocks import FRESH_S, Standing
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.leadership_transfer import can_leave, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.model.logger import get_logger
 from sandq.protocol.peer import PeerFrame
 
 CLOCK_ASK_S: Final = 2.0
@@ -67,7 +67,7 @@ _REASONS: Final = {
     ),
 }
 
-log = structlog.get_logger("sandq.clock")
+log = get_logger("sandq.clock")
 
 
 class ClockKeeper:

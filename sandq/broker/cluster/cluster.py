@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import structlog
 import trio
 
 from sandq.broker.bootstrap.bootstrap import Bootstrap, BootstrapMode
@@ -28,10 +27,11 @@ from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import Runner
 from sandq.metadata import commands as m
 from sandq.model.errors import Conflict, SandqError, TimedOut
+from sandq.model.logger import get_logger
 from sandq.storage import identity
 from sandq.storage.files import Files
 
-log = structlog.get_logger("sandq.cluster")
+log = get_logger("sandq.cluster")
 
 REGISTER_PAUSE_S = 0.5
 INIT_S = 5.0

@@ -11,8 +11,6 @@ from __future__ import annotations
 from types import NoneType
 from typing import Any, Final
 
-import structlog
-
 from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.bootstrap.bootstrap import Bootstrap
@@ -37,9 +35,10 @@ from sandq.broker.peers.stream import PeerStream
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.snapshots.snapshots import Snapshots
+from sandq.model.logger import get_logger
 from sandq.protocol.peer import PeerFrame
 
-log = structlog.get_logger("sandq.cluster")
+log = get_logger("sandq.cluster")
 
 _REPLY_FIELDS: Final = ([int, int], [int, NoneType])
 

@@ -12,7 +12,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
-import structlog
 import trio
 
 from sandq.broker.bootstrap.directory import PeerDirectory
@@ -31,10 +30,11 @@ from sandq.metadata.planning import is_lost, next_changes
 from sandq.metadata.records import REMOVING, NodeRecord
 from sandq.metadata.state import holds
 from sandq.model.errors import SandqError
+from sandq.model.logger import get_logger
 from sandq.model.members import incarnation_of, node_of, own_member
 from sandq.raft import Members
 
-log = structlog.get_logger("sandq.cluster")
+log = get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
 """Time in s for which a node must be missing before it is recorded as failed. A node is missing if it is neither linked

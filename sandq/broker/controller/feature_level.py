@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import structlog
-
 from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.model.errors import Conflict
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.logger import get_logger
 from sandq.model.members import node_of
 
-log = structlog.get_logger("sandq.cluster")
+log = get_logger("sandq.cluster")
 
 
 class Finalized(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
@@ -23,6 +22,7 @@ from sandq.model.errors import (
     Unavailable,
     UnknownPartition,
 )
+from sandq.model.logger import get_logger
 from sandq.protocol.requests_admin import (
     REMOVE,
     UNDRAIN,
@@ -31,7 +31,7 @@ from sandq.protocol.requests_admin import (
     Transfer,
 )
 
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 
 DROP_WAIT_S = 30.0
 """Maximum time in s to wait until a group has dropped the member whose replica is rebuilt."""

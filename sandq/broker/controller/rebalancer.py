@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
@@ -31,12 +30,13 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.planning import too_many_failed
 from sandq.metadata.records import Partition
 from sandq.model.errors import SandqError
+from sandq.model.logger import get_logger
 from sandq.model.members import node_of
 from sandq.raft import Members
 
 T = TypeVar("T")
 
-log = structlog.get_logger("sandq.moving")
+log = get_logger("sandq.moving")
 
 CHECK_S: Final = 0.2
 """Seconds between two checks for work."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
@@ -34,10 +33,11 @@ from sandq.broker.stats.node_stats import NodeStats, TopicStats
 from sandq.metadata.records import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.logger import get_logger
 from sandq.partition.partition_status import Status
 from sandq.raft import Members
 
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 
 FOLLOW_RETRY_S = 1.0
 OPENED_AT_ONCE = 8

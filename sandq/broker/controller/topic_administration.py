@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
@@ -29,6 +28,7 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.model.group_limits import GROUP_LIMITS, limits_of, names_used, parse_limit, with_limit
+from sandq.model.logger import get_logger
 from sandq.model.message_targets import PUSH_TARGETS
 from sandq.model.names import (
     AUTO_CREATED,
@@ -55,7 +55,7 @@ from sandq.protocol.requests_admin import (
     TopicUpdate,
 )
 
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 
 
 class TopicAdministration:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
-
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.controller.dead_letter_topics import find_dead_letter_topic
 from sandq.broker.controller.metadata_changes import MetadataChanges
@@ -19,13 +17,14 @@ from sandq.metadata.records import Topic
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, Unavailable, UnknownTopic
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
+from sandq.model.logger import get_logger
 from sandq.model.names import LIMITS_TOPIC, RESTORING, check_new_topic
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.model.settings import CLASSES
 from sandq.model.stored_settings import checked_record
 from sandq.protocol.requests_backup import RestoreOpen, RestoreTopic
 
-log = structlog.get_logger("sandq.backup")
+log = get_logger("sandq.backup")
 
 
 class TopicRestores:

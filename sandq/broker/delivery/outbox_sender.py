@@ -16,7 +16,6 @@ from itertools import count
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
@@ -41,6 +40,7 @@ from sandq.model.errors import (
     to_wire,
 )
 from sandq.model.limits import DEFAULT
+from sandq.model.logger import get_logger
 from sandq.model.outbox import Target, is_reserved, reserved_producer
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
@@ -48,7 +48,7 @@ from sandq.partition.outbox import OutboxStatus
 from sandq.partition.produce_validation import check_batch
 from sandq.protocol.peer import PeerFrame
 
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 
 SENDING: Final = 16
 """Maximum number of batches that are being read or sent at the same time, for all partitions that this node leads."""

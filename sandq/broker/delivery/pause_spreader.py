@@ -15,7 +15,6 @@ from functools import partial
 from itertools import count
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
@@ -29,13 +28,14 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.metadata.records import Topic
 from sandq.model.errors import InvalidRequest, Overloaded, SandqError
+from sandq.model.logger import get_logger
 from sandq.model.names import check_name, check_tenant
 from sandq.model.offsets import U48_MAX
 from sandq.model.pauses import incomplete_pause
 from sandq.partition import commands as c
 from sandq.protocol.peer import PeerFrame
 
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 
 ENTRY_S: Final = 2.0
 """Time in s within which the partitions that a node leads must store the pause."""

@@ -6,8 +6,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
-import structlog
-
 from sandq.broker.catalog import Catalog
 from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.peers.links import PeerLinks
@@ -17,6 +15,7 @@ from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.shut import ApplyFailure, Step, describe
 from sandq.metadata import commands as metadata_commands
 from sandq.model.errors import Conflict, InvalidRequest, NotLeader, UnknownPartition
+from sandq.model.logger import get_logger
 from sandq.model.members import node_of
 from sandq.partition import commands
 from sandq.protocol.requests_admin import EntrySkip
@@ -24,7 +23,7 @@ from sandq.raft import Skip
 from sandq.raft.skip import SKIP_ID_BYTES
 from sandq.raft.wire import REGULAR
 
-log = structlog.get_logger("sandq.replication")
+log = get_logger("sandq.replication")
 
 SHOWN_COMMANDS: Final = 1000
 """Maximum number of commands that the answer for an entry describes."""

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
-import structlog
 import trio
 
 from sandq.broker.clock.clock_keeper import ClockKeeper
@@ -38,11 +37,12 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import StorageFailed
+from sandq.model.logger import get_logger
 from sandq.model.members import node_of
 from sandq.protocol.peer import PeerFrame
 from sandq.storage.files import is_full
 
-log = structlog.get_logger("sandq.health")
+log = get_logger("sandq.health")
 
 REPORT_S: Final = 0.5
 """Interval in s at which a node reports that it cannot work, or that its disk is nearly full."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
@@ -24,13 +23,14 @@ from sandq.broker.replication.applier import DigestView
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.node_log import NodeLog
 from sandq.model.errors import SandqError
+from sandq.model.logger import get_logger
 from sandq.model.members import node_of
 from sandq.partition import commands as c
 from sandq.partition.base.digest import DIGEST_BYTES, StateDigest
 from sandq.protocol.peer import PeerFrame
 from sandq.storage.keys import STORE_PREFIX_BYTES, store_range
 
-log = structlog.get_logger("sandq.health")
+log = get_logger("sandq.health")
 
 ROUND_S: Final = 86_400.0
 """Pause in s between two rounds over all partitions that this node leads."""

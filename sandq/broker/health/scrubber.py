@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import structlog
 import trio
 
 from sandq.model.errors import Corruption, StorageFailed
+from sandq.model.logger import get_logger
 from sandq.storage.files import Files
 from sandq.storage.scrub import scrub_tables, scrub_wal
 
-log = structlog.get_logger("sandq.health")
+log = get_logger("sandq.health")
 
 PAUSE_S: Final = 3600.0
 """Pause in s between two rounds over all files."""

@@ -13,7 +13,6 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker.peers.links import PeerLinks
@@ -22,10 +21,11 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.shut import ApplyFailure, Step
 from sandq.model.errors import SandqError
+from sandq.model.logger import get_logger
 from sandq.model.members import node_of
 from sandq.protocol.peer import PeerFrame
 
-log = structlog.get_logger("sandq.replication")
+log = get_logger("sandq.replication")
 
 HAND_OVER_S: Final = 1.0
 """Interval in s at which this node tries to hand over the groups that it leads with a shut replica."""

@@ -12,7 +12,6 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
@@ -22,6 +21,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import DiskFull, SandqError
+from sandq.model.logger import get_logger
 from sandq.partition import commands as c
 from sandq.partition.partition_status import Status
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule
@@ -29,7 +29,7 @@ from sandq.partition.schedules.schedule_queries import Stored
 from sandq.schedules import planning
 from sandq.schedules.recurrence import Recurrence
 
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 
 FIRE_MOST: Final = 256
 """Maximum number of schedules in one command."""

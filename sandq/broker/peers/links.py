@@ -18,7 +18,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-import structlog
 import trio
 
 from sandq.broker.peers import wrong_protocol
@@ -42,6 +41,7 @@ from sandq.broker.peers.peer_tls import PeerTls
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.config_schema import Address, is_loopback
 from sandq.model.errors import ConnectionLost, NotFound, Overloaded, SandqError
+from sandq.model.logger import get_logger
 from sandq.model.sources import source_of
 from sandq.protocol.proofs import NONCE_BYTES
 from sandq.storage.known_peers import KnownPeers
@@ -67,7 +67,7 @@ _REMEDIES: Final = {
     Overloaded.code: "wait; if it persists, check which hosts connect to this port",
 }
 
-log = structlog.get_logger("sandq.peers")
+log = get_logger("sandq.peers")
 
 
 class Receiver(Protocol):

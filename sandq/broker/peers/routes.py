@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import structlog
-
 from sandq.broker.event_loop import Signal
 from sandq.broker.peers.links import PeerLinks
+from sandq.model.logger import get_logger
 from sandq.protocol.peer import PeerFrame
 
-log = structlog.get_logger("sandq.routes")
+log = get_logger("sandq.routes")
 
 Route = tuple[int, int, bool]
 """A node's report about a group: (group, term, leads). `leads`: the node leads the group and may answer for it."""

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import structlog
 import trio
 
 from sandq.model.errors import StartupError
+from sandq.model.logger import get_logger
 from sandq.storage.secret_file import read_private, version_of
 
 LEAST_BYTES: Final = 16
@@ -28,7 +28,7 @@ CHECK_S: Final = 5.0
 CLUSTER_SETTING: Final = "cluster.secret_file"
 _SEPARATOR: Final = re.compile(rb"(?m)^---[ \t]*\r?$")
 
-log = structlog.get_logger("sandq.peers")
+log = get_logger("sandq.peers")
 
 
 def read_secrets(path: Path, setting: str = CLUSTER_SETTING) -> tuple[bytes, ...]:

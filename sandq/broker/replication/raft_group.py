@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker import verbose
@@ -29,10 +28,11 @@ from sandq.model.errors import (
 )
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
+from sandq.model.logger import get_logger
 from sandq.model.members import node_of
 from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, Proposed, ReadDone, Skip
 
-log = structlog.get_logger("sandq.replication")
+log = get_logger("sandq.replication")
 
 AFTER_STALL_MOST = 10_000
 """Maximum number of calls that `after_stall` keeps."""

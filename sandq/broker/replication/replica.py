@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
 
-import structlog
-
 from sandq.broker.replication.shut import (
     STOPS_NODE,
     AppliedSkipped,
@@ -25,6 +23,7 @@ from sandq.metadata.records import IdentityRecord, NodeRecord, Partition, Remove
 from sandq.metadata.state import MetadataState, check_level
 from sandq.model.errors import StartupError, Unavailable
 from sandq.model.features import KNOWN, Levels
+from sandq.model.logger import get_logger
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.piece import LeasedPieces
 from sandq.model.settings import parse_settings
@@ -45,7 +44,7 @@ from sandq.storage.stores import Stores
 
 T = TypeVar("T")
 
-log = structlog.get_logger("sandq.replication")
+log = get_logger("sandq.replication")
 
 METADATA_GROUP: Final = 0
 """Number of the Raft group that holds the metadata."""

@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
 import outcome
-import structlog
 import trio
 
 from sandq.broker.event_loop import Signal
@@ -25,11 +24,12 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.shut import ENDLESS_CPU_S, STOPS_NODE, EndlessEntry
 from sandq.broker.replication.worker import FairWorker, Worker
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
+from sandq.model.logger import get_logger
 from sandq.storage.wal import Record, WalFull
 
 T = TypeVar("T")
 
-log = structlog.get_logger("sandq.engine")
+log = get_logger("sandq.engine")
 
 Thread = Literal["log", "state", "rows", "maintenance"]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgpack
-import structlog
 import trio
 
 from sandq.broker.broker import Broker
@@ -35,6 +34,7 @@ from sandq.model.errors import (
     UnknownPartition,
 )
 from sandq.model.key_limits import key_limit
+from sandq.model.logger import get_logger
 from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import (
     COMPACTED,
@@ -92,7 +92,7 @@ from sandq.protocol.requests_messages import (
 )
 
 T = TypeVar("T")
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 
 
 FORECAST_WORK = 8

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import structlog
 import trio
 
 from sandq.broker.memory_budget import SNAPSHOTS_SHARE
@@ -30,13 +29,14 @@ from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.snapshots.intake import Intake
 from sandq.broker.snapshots.transfer import Answer, Outlet, Verdict, send_snapshot
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
+from sandq.model.logger import get_logger
 from sandq.model.members import incarnation_of, node_of
 from sandq.storage.files import may_have_happened
 from sandq.storage.pointers import StorePointer
 from sandq.storage.snapshot import SNAPSHOT_ID_BYTES, Chunk, Exporter, Importer, Meta
 from sandq.storage.stores import StoresSnapshot
 
-log = structlog.get_logger("sandq.snapshots")
+log = get_logger("sandq.snapshots")
 
 CHECK_S = 0.2
 """Interval in s at which this node looks for members that need a snapshot."""

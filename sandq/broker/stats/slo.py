@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
@@ -12,9 +11,10 @@ from sandq.broker.stats.node_stats import NodeStats
 from sandq.broker.stats.slo_book import BOUNDS_US, BURN_MS, NAME, SloBook
 from sandq.model.config_slo import SloSection
 from sandq.model.errors import Corruption, StorageFailed
+from sandq.model.logger import get_logger
 from sandq.storage.files import Files
 
-log = structlog.get_logger("sandq.slo")
+log = get_logger("sandq.slo")
 
 TAKE_S: Final = 10.0
 """Interval in s at which new deliveries are added to the book."""

@@ -11,6 +11,7 @@ node, not an address. A link keeps the advertised address, and each other addres
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -24,6 +25,7 @@ from sandq.model.errors import (
     ClosedError,
     ConnectionLost,
     Forbidden,
+    ForkedError,
     InvalidRequest,
     NotFound,
     SandqError,
@@ -66,7 +68,9 @@ class Cluster:
         self._refusal_count = 0
         self._changed = Signal()
         self._refresh_now = Signal()
-        self._closed = False
+        self._pid = os.getpid()
+        self._end: SandqError | None = None
+        """The error of all requests once the view is closed; None while it is open."""
         self._tasks: anyio.abc.TaskGroup
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -95,9 +99,9 @@ class Cluster:
             raise ConnectionLost("no server can be reached: " + "; ".join(messages))
         tasks.start_soon(self._refresh)
 
-    def close(self) -> None:
-        """Close the view: every wait in it ends with ClosedError."""
-        self._closed = True
+    def close(self, error: SandqError | None = None) -> None:
+        """Close the view: every wait in it ends with `error`, or with ClosedError. Closing twice has no effect."""
+        self._end = self._end or error or ClosedError("the client is closed")
         self._notify()
 
     async def aclose(self) -> None:
@@ -265,11 +269,17 @@ class Cluster:
         return None if self._refused is None or self.connections() else self._refused
 
     def check_open(self) -> None:
-        """Raise ClosedError if the client is closed, or the refusal if no node accepts the client."""
-        if self._closed:
-            raise ClosedError("the client is closed")
+        """Raise the errors of `check_usable`, or the refusal if no node accepts the client."""
+        self.check_usable()
         if (refusal := self.refusal) is not None:
             raise refusal.again()
+
+    def check_usable(self) -> None:
+        """Raise the error with which the view was closed, or ForkedError in a forked process."""
+        if self._end is not None:
+            raise again(self._end)
+        if os.getpid() != self._pid:
+            raise ForkedError(f"the client was made in another process (pid {self._pid}); make one after the fork")
 
     def _note_refusal(self, error: Unauthenticated) -> None:
         """Record that a node rejected this client.
@@ -381,7 +391,7 @@ class Cluster:
                     finally:
                         link.connection = None
                     link.error = connection.error
-                    if not self._closed:
+                    if self._end is None:
                         log.warning("%s; connecting again", connection.error)
                     for topic in self._topics:
                         self.refresh(topic)

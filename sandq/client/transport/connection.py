@@ -28,6 +28,8 @@ from sandq.client.transport.credentials import check_clear, token_of
 from sandq.client.transport.on_behalf import OURSELVES
 from sandq.model.errors import ClosedError, ConnectionLost, Forbidden, ProtocolError, SandqError, TimedOut, WrongPort
 from sandq.model.limits import DEFAULT
+from sandq.model.ports import socket_path
+from sandq.model.unix_sockets import reachable
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, FrameReader, Type, decode_error
 from sandq.protocol.proofs import NONCE_BYTES, prove_gateway
 from sandq.protocol.replies import HelloReply
@@ -91,7 +93,7 @@ class Connection:
         Raises ConnectionLost if this fails or takes longer than `timeout_s`. Errors of HELLO (such as WrongVersion) are
         raised unchanged.
         """
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = _text_of(host, port)
         stream: anyio.abc.ByteStream | None = None
         try:
             with anyio.fail_after(timeout_s):
@@ -424,7 +426,18 @@ class _Clock:
             self._error_ms, self._sampled_at = error_ms, now
 
 
+def _text_of(host: str, port: int) -> str:
+    """Return an address as messages show it."""
+    if socket_path(host) is not None:
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 async def _connected(host: str, port: int, tls: ClientTls | None) -> anyio.abc.ByteStream:
+    path = socket_path(host)
+    if path is not None:
+        with reachable(path) as short:
+            return await anyio.connect_unix(short)
     stream = await anyio.connect_tcp(host, port)
     if tls is None:
         return stream

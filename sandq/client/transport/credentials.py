@@ -80,7 +80,7 @@ def check_clear(token: str, remote: Any, options: Options, *, is_encrypted: bool
 
     `remote`: the peer's address as the socket reports it.
     """
-    if is_encrypted or options.insecure:
+    if is_encrypted or options.insecure or isinstance(remote, str):  # a Unix socket has a path
         return
     host = remote[0] if isinstance(remote, tuple) and remote else ""
     try:

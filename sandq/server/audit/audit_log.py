@@ -14,17 +14,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import structlog
 import trio
 
 from sandq.model.caller import ANONYMOUS
 from sandq.model.errors import Conflict, SandqError, StorageFailed
+from sandq.model.logger import get_logger
 from sandq.model.sources import source_of
 from sandq.model.times import format_instant
 from sandq.server.audit.budgets import PrincipalBudgets
 from sandq.server.audit.files import AuditFiles
 
-log = structlog.get_logger("sandq.audit")
+log = get_logger("sandq.audit")
 
 QUEUED_BYTES: Final = 4 << 20
 """Maximum bytes of lines that wait for the disk. Further lines are lost."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 import trio
 
 from sandq.model.caller import Caller
+from sandq.model.logger import get_logger
 from sandq.server import logs
 
-log = structlog.get_logger("sandq.node")
+log = get_logger("sandq.node")
 
 
 class LogLevel:

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import structlog
 import trio
 
+from sandq.model.logger import get_logger
 from sandq.server.debug.stacks import stack_of
 
-log = structlog.get_logger("sandq.node")
+log = get_logger("sandq.node")
 
 BEAT_S: Final = 0.2
 """Interval between two signs of life of the loop, and between two checks, in seconds."""

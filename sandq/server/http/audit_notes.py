@@ -8,14 +8,14 @@ from collections import deque
 from typing import Any, Final, NamedTuple
 
 import anyio
-import structlog
 
 from sandq.client import Client, cluster_of, on_behalf_of
 from sandq.client.transport import call
 from sandq.model.errors import SandqError
+from sandq.model.logger import get_logger
 from sandq.protocol.requests_audit import TEXT_CHARS, AuditNote
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 QUEUED: Final = 200
 """Maximum number of queued notes. Further notes are lost, and the next note reports their number."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio.abc
-import structlog
 
 from sandq.backup import (
     BackupKey,
@@ -27,8 +26,9 @@ from sandq.backup.work import in_thread
 from sandq.client import Client
 from sandq.model.config_backup import BackupSection
 from sandq.model.errors import Conflict, SandqError
+from sandq.model.logger import get_logger
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 
 @dataclass(frozen=True, slots=True)

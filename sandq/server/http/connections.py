@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import anyio
 import httptools
-import structlog
 from anyio.abc import TaskStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
@@ -30,6 +29,7 @@ from uvicorn.server import ServerState
 from sandq.broker.memory_budget import Account
 from sandq.model.config_tls import SUBJECT
 from sandq.model.limits import Limits
+from sandq.model.logger import get_logger
 from sandq.model.sources import source_of
 from sandq.server.http.bounds import (
     FULL,
@@ -48,7 +48,7 @@ from sandq.server.http.tls_listener import TlsListener, certificate_of
 from sandq.server.slots import OpenConnections
 from sandq.tls.names import client_name, read
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 SLICE_BYTES: Final = 4096
 """Bytes that are parsed at a time. Pipelined requests in parsed bytes are queued as requests; bytes that are not parsed

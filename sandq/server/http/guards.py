@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sandq.broker.memory_budget import Account, SourceShare
 from sandq.client import on_behalf_of
 from sandq.model.errors import Overloaded, QuotaExceeded, SandqError
+from sandq.model.logger import get_logger
 from sandq.model.quotas import NO_QUOTA
 from sandq.model.sources import source_of
 from sandq.server.http import problems
@@ -33,7 +34,7 @@ from sandq.server.http.rights import is_open
 from sandq.server.quota_meters import QuotaMeters
 from sandq.server.slots import Slots
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 BODY_S = 30.0
 """Time for a body to arrive, in seconds."""

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
-import structlog
 
 from sandq.model.config_sql import SqlSection
 from sandq.model.errors import InvalidRequest, SandqError, TimedOut, Unavailable, from_wire
+from sandq.model.logger import get_logger
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 ROWS: Final = 200_000
 """Maximum number of rows that a statement reads from the cluster, and of rows in its result."""

@@ -15,16 +15,16 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
-import structlog
 import trio
 
 from sandq.model.errors import StartupError
+from sandq.model.logger import get_logger
 from sandq.server.http.launch import HttpPort, Process, end
 from sandq.server.http.node_link import LINE_BYTES, PUSH_S, STARTING, Begin, encode
 from sandq.server.metrics.http_requests import HttpProcess, Why
 from sandq.server.quota_meters import QuotaMeters
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 STOP_S: Final = 15.0
 """Time for a process to end after `stop`, in seconds. Its requests and their responses have less (`Deadlines`)."""

@@ -10,11 +10,12 @@ from contextlib import suppress
 import structlog
 import trio
 
+from sandq.model.logger import get_logger
 from sandq.server.http.node_link import Begin, NodeInput
 from sandq.server.http.serve import RunningApp
 from sandq.server.http.worker import run
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 
 class HttpThread:

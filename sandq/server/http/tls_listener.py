@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Any, Final
 
 import anyio
-import structlog
 
 from sandq.model.config_tls import REQUIRE, TlsSection
 from sandq.model.errors import SandqError
+from sandq.model.logger import get_logger
 from sandq.model.sources import source_of
 from sandq.tls.budget import HANDSHAKE_S, Handshakes
 from sandq.tls.certificates import Certificates, Loaded
@@ -26,7 +26,7 @@ from sandq.tls.port import FIRST_BYTE_S
 from sandq.tls.session import TlsSession
 from sandq.tls.stream import FIRST_BYTE
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 COST_S: Final = 0.001
 """Assumed CPU time of a handshake if the trial failed, in seconds."""

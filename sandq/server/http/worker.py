@@ -26,6 +26,7 @@ from sandq.model.config_backup import BackupSection
 from sandq.model.config_sql import SqlSection
 from sandq.model.config_tls import OFF, TlsSection
 from sandq.model.errors import Unavailable
+from sandq.model.logger import get_logger
 from sandq.server import logs, process_tuning
 from sandq.server.http.backups import target_of
 from sandq.server.http.connections import serve_http
@@ -39,7 +40,7 @@ from sandq.server.process_tuning import collect_rarely, give_back_heap
 from sandq.server.quota_meters import QuotaMeters
 from sandq.tls.certificates import Certificates
 
-log = structlog.get_logger("sandq.http")
+log = get_logger("sandq.http")
 
 METRICS_S: Final = 10.0
 """Maximum time for the node to return its metrics, in seconds."""
