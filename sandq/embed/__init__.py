@@ -8,7 +8,7 @@ changes nothing in its process: no signal handler, no setting of the interpreter
 
 from __future__ import annotations
 
+from sandq.embed.asynchronous import embedded
 from sandq.embed.blocking import embedded as embedded_blocking
-from sandq.embed.embedded import embedded
 
 __all__ = ["embedded", "embedded_blocking"]

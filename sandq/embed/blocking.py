@@ -7,7 +7,7 @@ from functools import partial
 
 from sandq.client.client import CLIENT_NAME
 from sandq.client.options import DEFAULTS, Token
-from sandq.embed.embedded import embedded as run_embedded
+from sandq.embed.asynchronous import embedded as run_embedded
 from sandq.embed.settings import Listen
 from sandq.model.times import Duration
 from sandq.sync.client import Client, opened

@@ -29,7 +29,9 @@ def config_of(data: str | os.PathLike[str], listen: Listen, file: str | os.PathL
     directory = Path(data).absolute()
     settings = {
         "NODE__DATA_DIR": str(directory),
-        "CLUSTER__MEMBERSHIP": "static",  # without peers: the node is alone, and has no port for other nodes
+        # Without peers, the node is alone, and has no port for other nodes.
+        "CLUSTER__MEMBERSHIP": "static",
+        "CLUSTER__BOOTSTRAP": "true",
         **_ports(listen),
     }
     if file is None:
@@ -37,7 +39,9 @@ def config_of(data: str | os.PathLike[str], listen: Listen, file: str | os.PathL
     own = identity.load(RealFiles(directory)) if directory.is_dir() else None
     if own is not None:
         settings["NODE__ID"] = own.node
-    return load_config(None if file is None else Path(file), {f"SANDQ_{name}": value for name, value in settings.items()})
+    return load_config(
+        None if file is None else Path(file), {f"SANDQ_{name}": value for name, value in settings.items()}
+    )
 
 
 def _ports(listen: Listen) -> dict[str, str]:
