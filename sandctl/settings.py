@@ -16,6 +16,8 @@ class Settings:
     """The common options, given anywhere on the command line."""
 
     servers: tuple[str, ...] = ()
+    data: str | None = None
+    """The data directory whose broker the command uses, instead of servers."""
     output: str = "table"
     token_file: str | None = None
     token: str | None = field(default=None, repr=False)

