@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,7 @@ class _Socket:
         return HOST, self._port
 
     getpeername = getsockname
+    family = socket.AF_INET
 
 
 class VirtualStream(trio.abc.HalfCloseableStream):

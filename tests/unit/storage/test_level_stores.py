@@ -282,7 +282,7 @@ def test_a_directory_used_by_another_process(tmp_path: Path) -> None:
     with started(WRITER, tmp_path) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        with pytest.raises(DataDirInUse, match="another process uses"):
+        with pytest.raises(DataDirInUse, match=rf"another process \(pid {process.pid}\) uses"):
             LevelStores(tmp_path)
         process.kill()
     LevelStores(tmp_path).close()
