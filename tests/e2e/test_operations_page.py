@@ -5,8 +5,11 @@ So are the HTTP lines of docs/start.md."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,26 +198,33 @@ def test_tutorial_of_three_nodes(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "tutorials" / "three-nodes.md").read_text(encoding="utf-8")
     lines = [line for line in commands(page) if not line.startswith("sandq ")]
     assert [line for line in commands(page) if line.startswith("sandq ")] == [
-        f"sandq --config configs/gossip{number}.yaml" for number in (1, 2, 3, 1)
+        "sandq --data ./data/program",
+        *(f"sandq --config configs/gossip{number}.yaml" for number in (1, 2, 3, 1)),
     ]
     assert "export SANDCTL_SERVERS=127.0.0.1:7170,127.0.0.1:7171,127.0.0.1:7172" in page
-    create, produce, produce_later, list_messages, look, raise_, partitions, consume, cancel, look_again = lines
+    list_data, list_messages, back_up, look, restore, partitions, consume, cancel, look_again = lines
+    (program,) = re.findall(r"```python reminders.py\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "reminders.py").write_text(program.replace('"1m"', '"20s"'))
+    command = [sys.executable, "-W", "error", "reminders.py"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.check_output(command, cwd=tmp_path, env=environ, text=True) == "pay order 6\n"
+    server = NodeProcess(tmp_path, program=("-m", "sandq.cli", "--data", str(tmp_path / "data" / "program")))
     cluster = ShippedCluster(tmp_path, "gossip")
-    first, *others = [cluster.nodes[f"node{number}"] for number in (1, 2, 3)]
-    shell = Shell(tmp_path, SANDCTL_SERVERS=",".join(cluster.addresses))
+    first, *_ = nodes = [cluster.nodes[f"node{number}"] for number in (1, 2, 3)]
+    shell = Shell(tmp_path, SANDCTL_SERVERS=",".join([server.address, *cluster.addresses]))
     try:
-        first.start()
-        wait_until(lambda: shell.run(create).code == 0)
-        shell(produce.replace("--in 1m", "--in 1s"))
-        shell(produce_later)
-        assert shell(list_messages).count("order-") == 2
-        for other in others:
-            other.start()
+        listed = shell(list_data)
+        assert (listed.count("order-"), listed.count("acked")) == (3, 1)
+        server.start()
+        assert shell(list_messages) == listed
+        shell(back_up)
+        server.close()
+        for one in nodes:
+            one.start()
         wait_until(lambda: shell(look).count("alive") == 3)
         wait_until(lambda: all(node(shell, f"node{number}").get("voter") for number in (1, 2, 3)))
-        shell(raise_)
-        wait_until(lambda: re.search(r"  -  ", shell(partitions)))
-        assert "node1, node2, node3" in shell(partitions)
+        shell(restore)
+        wait_until(lambda: "node1, node2, node3" in shell(partitions))
         first.kill()
         assert "pay order 7" in shell(consume)
         assert "cancelled" in shell(cancel)
@@ -222,4 +232,5 @@ def test_tutorial_of_three_nodes(tmp_path: Path) -> None:
         first.start()
         wait_until(lambda: shell(look_again).count("alive") == 3)
     finally:
+        server.close()
         cluster.close()
