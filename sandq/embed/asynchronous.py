@@ -51,8 +51,8 @@ async def embedded(
     failed: list[SandqError] = []
     soon = _threadsafe()
     node.on_failure = lambda error: soon(failed.append, error)
-    await anyio.to_thread.run_sync(node.start)
     try:
+        await anyio.to_thread.run_sync(node.start)
         options: dict[str, Any] = {"name": name, "timeout": timeout, "delivery_timeout": delivery_timeout}
         async with connect(f"{UNIX}{node.path}", **options, tls=False, token=token, tracing=tracing) as client:
             node.on_failure = lambda error: soon(client._cluster.fail, error)

@@ -59,10 +59,11 @@ class NodeThread:
         self._serves.result()
 
     def stop(self) -> None:
-        """Stop the node, and return once its files are closed. It has no effect in a forked process.
+        """Stop the node, and return once its files are closed. It has no effect in a forked process, or if the node was
+        not started. If the start is in progress, wait for it first.
 
         Raises StorageFailed if the disk hangs, TimedOut."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._thread.ident is None or self._serves.exception() is not None:
             return
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
 import resource
 import signal
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -24,9 +26,12 @@ import sandq
 from sandq.errors import ClosedError, DataDirInUse, InvalidRequest, StartupError, TopicExists
 from sandq.model.unix_sockets import PATH_BYTES, socket_of
 from sandq.storage.files import RealFiles
-from tests.support.waiting import PATIENCE_S
+from tests.support.paths import ROOT
+from tests.support.waiting import PATIENCE_S, until_holds
 
 TOPIC = "reminders"
+MEMORY_BYTES = 90_000_000
+"""Maximum memory of a broker in a program, before the program uses it much."""
 
 
 async def store(client: sandq.Client, *values: bytes) -> None:
@@ -217,3 +222,37 @@ async def test_read_only_directory_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(sandq.errors.StorageFailed, match=f"cannot open {tmp_path}/lock: Permission denied"):
         async with sandq.embedded(tmp_path):
             pass
+
+
+def test_start_that_is_cancelled_leaves_no_broker(tmp_path: Path) -> None:
+    """Ctrl-C cancels the main task of asyncio like this, also within a shield."""
+
+    async def main() -> None:
+        async def start() -> None:
+            async with sandq.embedded(tmp_path):
+                await asyncio.sleep(1000)
+
+        task = asyncio.create_task(start())
+        await until_holds((tmp_path / "lock").exists)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    RealFiles(tmp_path).lock("lock").close()
+
+
+def test_embedded_broker_needs_little_memory(tmp_path: Path) -> None:
+    program = f"""if True:
+        import sandq
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * {resource.getpagesize()}
+        before = resident()
+        with sandq.sync.embedded({str(tmp_path)!r}) as client:
+            client.admin.create_topic("t")
+            client.produce("t", b"one")
+            (message,) = client.leases("t", "g").take(1, wait="60s", ack=True)
+            print(resident() - before)
+    """
+    output = subprocess.check_output([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert int(output) < MEMORY_BYTES

@@ -95,9 +95,7 @@ def test_directory_stays_locked_if_the_disk_hangs(
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_calls_raise_if_the_broker_ends_by_a_bug(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
+def test_calls_raise_if_the_broker_ends_by_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     ends = threading.Event()
 
     @asynccontextmanager

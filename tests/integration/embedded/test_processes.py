@@ -177,9 +177,9 @@ def test_child_that_outlives_its_parent_does_not_hold_the_directory(start: Start
     assert values(tmp_path) == [b"end"]
 
 
-@pytest.mark.parametrize("face", ["blocking", "trio", "asyncio"])
-def test_interrupt_stops_the_broker(start: Start, tmp_path: Path, face: str) -> None:
-    if face == "blocking":
+@pytest.mark.parametrize("kind", ["blocking", "trio", "asyncio"])
+def test_interrupt_stops_the_broker(start: Start, tmp_path: Path, kind: str) -> None:
+    if kind == "blocking":
         process = start("""
             with sandq.sync.embedded(data) as client:
                 client.admin.create_topic("t")
@@ -198,7 +198,7 @@ def test_interrupt_stops_the_broker(start: Start, tmp_path: Path, face: str) -> 
                     print("ready", flush=True)
                     await anyio.sleep_forever()
 
-            anyio.run(main, backend="{face}")
+            anyio.run(main, backend="{kind}")
         """)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import stat
 import warnings
+from pathlib import Path
 
 import pytest
 import trio
 
 from sandq.model.errors import StartupError
-from sandq.server.listening import bind, listen
+from sandq.server.listening import bind, bind_local, listen
 
 HOST = "127.0.0.1"
 STEPS = 8
@@ -55,3 +57,24 @@ async def test_bind_that_is_cancelled_leaves_no_socket() -> None:
         gc.collect()
     assert [str(one.message) for one in seen] == []
     assert 0 not in ended and STEPS - 1 in ended, "the start is cancelled at each checkpoint, and once after the last"
+
+
+async def test_socket_of_a_killed_node_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    for _ in range(2):
+        port = await bind_local(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with pytest.raises(OSError, match="refused"):
+            await trio.open_unix_socket(str(path))
+        (listener,) = port.listen()
+        stream = await trio.open_unix_socket(str(path))
+        await stream.aclose()
+        await listener.aclose()  # leaves the path, as a kill does
+    port.close()
+    assert not path.exists()
+
+
+async def test_socket_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "socket"
+    with pytest.raises(StartupError, match=f"cannot listen on the Unix socket {path}: No such file"):
+        await bind_local(path)
