@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 
 from sandq.client.client import CLIENT_NAME, Client, connect
 from sandq.client.options import DEFAULTS, Token
-from sandq.embed.node_thread import NodeThread
+from sandq.embed.node_thread import TAKE_OVER_S, NodeThread
 from sandq.embed.settings import Listen, config_of
-from sandq.model.errors import SandqError
+from sandq.model.errors import ConnectionLost, SandqError
 from sandq.model.ports import UNIX
 from sandq.model.times import Duration
+
+ATTEMPTS: Final = 40
+"""Number of attempts to connect to a shared directory, because its process may end at this moment."""
 
 
 @asynccontextmanager
@@ -54,7 +58,9 @@ async def embedded(
     try:
         await anyio.to_thread.run_sync(node.start)
         options: dict[str, Any] = {"name": name, "timeout": timeout, "delivery_timeout": delivery_timeout}
-        async with connect(f"{UNIX}{node.path}", **options, tls=False, token=token, tracing=tracing) as client:
+        options |= {"tls": False, "token": token, "tracing": tracing}
+        async with AsyncExitStack() as stack:
+            client = await _enter(stack, partial(connect, f"{UNIX}{node.path}", **options), ATTEMPTS if share else 1)
             node.on_failure = lambda error: soon(client._cluster.fail, error)
             if failed:
                 raise failed[0]
@@ -64,6 +70,20 @@ async def embedded(
             await _stop(node)
         raise
     await _stop(node)
+
+
+async def _enter(
+    stack: AsyncExitStack, connecting: Callable[[], AbstractAsyncContextManager[Client]], attempts: int
+) -> Client:
+    """Connect. Raises ConnectionLost if all attempts fail."""
+    while True:
+        attempts -= 1
+        try:
+            return await stack.enter_async_context(connecting())
+        except ConnectionLost:
+            if not attempts:
+                raise
+        await anyio.sleep(TAKE_OVER_S)
 
 
 async def _stop(node: NodeThread) -> None:

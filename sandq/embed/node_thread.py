@@ -15,6 +15,7 @@ import trio
 
 from sandq.model.config import NodeConfig
 from sandq.model.errors import ClosedError, DataDirInUse, SandqError, StartupError, TimedOut
+from sandq.model.members import node_of
 from sandq.model.unix_sockets import reachable, socket_of
 from sandq.node.restarts import serve_until
 from sandq.node.start import ClientPorts, run_node
@@ -114,7 +115,8 @@ class NodeThread:
 
     def _check_alone(self, serving: Serving) -> None:
         """Raise StartupError if the directory belongs to a node of a cluster of several nodes."""
-        others = sorted(serving.broker.metadata.nodes.keys() - {self.config.node.id})
+        members = serving.broker.metadata_host.members  # they are in the log; other metadata may need a leader
+        others = sorted({node_of(member) for member in (*members.voters, *members.learners)} - {self.config.node.id})
         if others:
             raise StartupError(
                 f"{self.path.parent} belongs to a cluster with other nodes ({', '.join(others)}): start it with the "

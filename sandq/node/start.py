@@ -76,7 +76,7 @@ async def _bound(
     path, address = socket_of(data_dir), config.listen.client
     with contextlib.ExitStack() as stack:
         if clients == "socket":
-            only = await bind_local(path)
+            only = bind_local(path)
             stack.callback(only.close)
             yield only, None
             return
@@ -84,7 +84,7 @@ async def _bound(
         stack.callback(port.close)
         if clients == "both":
             try:
-                local = await bind_local(path)
+                local = bind_local(path)
                 stack.callback(local.close)
             except StartupError as error:  # for example, this file system has no sockets
                 log.warning("clients on this machine need the port", error=error.message)

@@ -97,15 +97,15 @@ async def bind(host: str, port: int, setting: str) -> BoundPort:
     return BoundPort(sockets, setting)
 
 
-async def bind_local(path: Path) -> LocalPort:
+def bind_local(path: Path) -> LocalPort:
     """Bind a Unix socket at an absolute path. Raise StartupError.
 
     A socket of this path that a killed node has left is replaced. The caller has locked the directory."""
-    one = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
         with reachable(str(path)) as short:
-            await one.bind(short)
+            one.bind(short)
         path.chmod(FILE_MODE)  # before it listens: until then nothing can connect
     except BaseException as error:
         one.close()
@@ -114,7 +114,7 @@ async def bind_local(path: Path) -> LocalPort:
         if isinstance(error, InvalidRequest):
             raise StartupError(error.message) from None
         raise
-    return LocalPort(one, path)
+    return LocalPort(trio.socket.from_stdlib_socket(one), path)
 
 
 async def listen(host: str, port: int, setting: str) -> list[trio.SocketListener]:

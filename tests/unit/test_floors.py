@@ -59,7 +59,10 @@ BESIDE = {
         *("sandq.model", "sandq.protocol"),
     },
     "pyspark_sandq": {"sandq.spark"},
-    "sandctl": {"sandctl", "sandq", "sandq.backup", "sandq.client", "sandq.embed", "sandq.model", "sandq.errors", "sandq.sql"},
+    "sandctl": {
+        *("sandctl", "sandq", "sandq.backup", "sandq.client", "sandq.embed"),
+        *("sandq.model", "sandq.errors", "sandq.sql"),
+    },
     "sandctl.pipeline": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.spark"},
 }
 # The HTTP API is a client of the cluster (ADR 0009).

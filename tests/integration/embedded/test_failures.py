@@ -16,11 +16,12 @@ import pytest
 
 import sandq
 from sandq.embed import node_thread
-from sandq.errors import ClosedError, DataDirInUse, SandqError, StorageFailed
+from sandq.errors import ClosedError, ConnectionLost, DataDirInUse, SandqError, StartupError, StorageFailed
 from sandq.model.config import NodeConfig
 from sandq.node import run_node
 from sandq.node.running import Serving
 from sandq.storage.files import RealFiles, failed
+from tests.support.nodes.three import three_nodes
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import PATIENCE_S
 
@@ -125,3 +126,44 @@ def test_calls_raise_if_the_broker_ends_by_a_bug(tmp_path: Path, monkeypatch: py
     with pytest.raises(ClosedError, match="the embedded broker has ended"):
         anyio.run(main, backend=backend)
     RealFiles(tmp_path).lock("lock").close()
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_connection_to_a_shared_directory_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: bool
+) -> None:
+    calls: list[str] = []
+
+    @asynccontextmanager
+    async def connect(server: str, **options: Any) -> AsyncIterator[sandq.Client]:
+        calls.append(server)
+        if len(calls) == 1:
+            raise ConnectionLost("its process has ended")
+        async with sandq.connect(server, **options) as client:
+            yield client
+
+    monkeypatch.setattr("sandq.embed.asynchronous.connect", connect)
+    if share:
+        async with sandq.embedded(tmp_path, share=True) as client:
+            await client.admin.create_topic(TOPIC)
+    else:
+        with pytest.raises(ConnectionLost):
+            async with sandq.embedded(tmp_path):
+                pass
+    assert calls == [f"unix:{tmp_path}/socket"] * (2 if share else 1)
+    RealFiles(tmp_path).lock("lock").close()
+
+
+async def test_directory_of_a_cluster_of_several_nodes_is_refused(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path) as nodes:
+        async with nodes.connect() as client:
+            await client.admin.create_topic(TOPIC, replicas=3)
+        await nodes.until_even(TOPIC)
+        await nodes.stop("node1", "node2", "node3")
+        with pytest.raises(StartupError, match=r"cluster with other nodes \(node2, node3\): start it with"):
+            async with sandq.embedded(nodes.data_dir("node1")):
+                pass
+        RealFiles(nodes.data_dir("node1")).lock("lock").close()
+        await nodes.start()  # the refusal has changed nothing
+        async with nodes.connect() as client:
+            await client.produce(TOPIC, b"one")

@@ -62,7 +62,7 @@ async def test_bind_that_is_cancelled_leaves_no_socket() -> None:
 async def test_socket_of_a_killed_node_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     for _ in range(2):
-        port = await bind_local(path)
+        port = bind_local(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with pytest.raises(OSError, match="refused"):
             await trio.open_unix_socket(str(path))
@@ -77,4 +77,4 @@ async def test_socket_of_a_killed_node_is_replaced(tmp_path: Path) -> None:
 async def test_socket_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "socket"
     with pytest.raises(StartupError, match=f"cannot listen on the Unix socket {path}: No such file"):
-        await bind_local(path)
+        bind_local(path)
