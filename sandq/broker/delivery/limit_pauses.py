@@ -15,7 +15,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
@@ -24,13 +23,14 @@ from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.model.errors import InvalidRequest, NotFound, SandqError, TimedOut, Unavailable
+from sandq.model.logger import get_logger
 from sandq.model.names import LIMITS_TOPIC, check_name
 from sandq.model.pauses import BY_CHARS, FOREVER, pause_text
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
 from sandq.protocol.peer import PeerFrame
 
-log = structlog.get_logger("sandq.broker")
+log = get_logger("sandq.broker")
 
 HOLD_S: Final = 2.0
 """Time in s within which the home must store the pause, and its members must confirm it."""

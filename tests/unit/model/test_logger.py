@@ -10,6 +10,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from sandq.model.logger import get_logger
+from tests.support.paths import ROOT
 
 log = get_logger("sandq.test")
 
@@ -56,3 +57,9 @@ def test_events_go_to_structlog_once_it_is_configured(caplog: pytest.LogCaptureF
     log.info("an event", topic="t")
     assert capture.entries == [{"event": "an event", "topic": "t", "log_level": "info"}]
     assert caplog.records == []
+
+
+def test_every_module_uses_these_loggers() -> None:
+    """A logger of structlog would print to standard output of a program that has not configured structlog."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "sandq").rglob("*.py")}
+    assert [name for name, text in sources.items() if "structlog.get_logger" in text] == ["logger.py"]
