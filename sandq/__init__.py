@@ -107,7 +107,14 @@ def __getattr__(name: str) -> Any:
     if name in ("errors", "sync"):
         return import_module(f"sandq.{name}")
     if name == "embedded":
-        return import_module("sandq.embed").embedded
+        try:
+            return import_module("sandq.embed").embedded
+        except ModuleNotFoundError as error:
+            if error.name != "sandq.embed":
+                raise
+            raise ImportError(
+                "sandq.embedded needs the broker, and only sandq-client is here: pip install sandq"
+            ) from None
     if name in __all__:
         return getattr(import_module("sandq.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

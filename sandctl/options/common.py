@@ -355,7 +355,7 @@ async def _opened(data: str, options: Options) -> AsyncIterator[Client]:
         raise click.UsageError(f"--data: {data} has no data of a broker")
     try:
         from sandq.embed import embedded
-    except ImportError:
+    except ModuleNotFoundError:
         raise StartupError(
             f"no process has {data} open, and the broker is not installed here, only its client: pip install sandq"
         ) from None

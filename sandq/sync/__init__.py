@@ -52,7 +52,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "embedded":  # it loads the node
-        from sandq.embed import embedded_blocking
-
+        try:
+            from sandq.embed import embedded_blocking
+        except ModuleNotFoundError as error:
+            if error.name != "sandq.embed":
+                raise
+            said = "sandq.sync.embedded needs the broker, and only sandq-client is here: pip install sandq"
+            raise ImportError(said) from None
         return embedded_blocking
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -148,8 +148,13 @@ def test_client_wheel_works_with_a_node_of_the_full_install(wheels: tuple[Path, 
         assert done.stdout == "by the client\n", done.stderr
         assert slim.run(*ctl, "produce", "t", "by sandctl").returncode == 0
         assert slim.run(*ctl, "consume", "t", "--group", "g", "--max", "1").stdout == "by sandctl\n"
+        by_directory = ("sandctl", "--data", node.data_dir, "-o", "jsonl", "topic", "list")
+        assert '"name":"t"' in slim.run(*by_directory).stdout.replace(" ", "")  # through the socket of the node
     finally:
         node.kill()
+    done = slim.run(*by_directory)
+    assert (done.returncode, "pip install sandq" in done.stderr) == (3, True), done.stderr
+    assert '"name":"t"' in whole.run(*by_directory).stdout.replace(" ", "")
 
 
 def test_client_wheel_names_the_missing_extra(wheels: tuple[Path, Path], tmp_path: Path) -> None:
@@ -159,3 +164,6 @@ def test_client_wheel_names_the_missing_extra(wheels: tuple[Path, Path], tmp_pat
     assert "pip install 'sandq[spark]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert slim.run("sandctl", "pipeline", "report", "--help").returncode == 0
+    for use in ("sandq.embedded", "sandq.sync.embedded"):
+        done = slim.run("python", "-c", f"import sandq; {use}")
+        assert done.stderr.splitlines()[-1].startswith(f"ImportError: {use} needs the broker"), done.stderr

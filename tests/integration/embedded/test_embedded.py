@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from sandq.errors import ClosedError, DataDirInUse, InvalidRequest, StartupError
 from sandq.model.unix_sockets import PATH_BYTES, socket_of
 from sandq.storage.files import RealFiles
 from tests.support.paths import ROOT
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.waiting import PATIENCE_S, until_holds, wait_until
 
 TOPIC = "reminders"
 MEMORY_BYTES = 90_000_000
@@ -256,3 +257,18 @@ def test_embedded_broker_needs_little_memory(tmp_path: Path) -> None:
     """
     output = subprocess.check_output([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert int(output) < MEMORY_BYTES
+
+
+def test_listen_serves_http_in_a_process_that_ends_with_the_broker(tmp_path: Path) -> None:
+    with sandq.sync.embedded(tmp_path, listen={"client": "127.0.0.1:0", "http": "127.0.0.1:0"}) as client:
+        (row,) = client.admin.cluster()["nodes"]
+        url = f"http://{row['http']}/readyz"
+
+        def is_ready() -> bool:
+            with suppress(OSError), urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+                return bool(reply.status == 200)
+            return False
+
+        wait_until(is_ready)
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=PATIENCE_S)
