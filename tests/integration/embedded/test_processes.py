@@ -92,7 +92,7 @@ def test_confirmed_messages_survive_a_kill(start: Start, tmp_path: Path) -> None
 def test_settled_messages_do_not_come_again_after_a_kill(start: Start, tmp_path: Path) -> None:
     process = start("""
         with sandq.sync.embedded(data) as client:
-            client.admin.create_topic("t")
+            client.admin.create_topic("t", lease="1s")
             for number in range(10):
                 client.produce("t", b"%d" % number)
             with client.subscribe("t", group="g", credit=1, lease="1s") as subscription:
