@@ -110,6 +110,14 @@ def prepare_identities(client: sandq.sync.Client, line: str) -> None:
             client.admin.create_identity("cert:till-7", ["payments", "read:reports.*"])
 
 
+def prepare_limits(client: sandq.sync.Client, line: str) -> None:
+    """Remove the limits of the group billing, which an earlier line may have set. Set the named limit of the line."""
+    client.admin.limit_group("orders", "billing")
+    if " llm" in line:
+        client.admin.set_limit("llm", max_in_flight=50)
+        client.admin.resume_limit("llm")
+
+
 def prepare(client: sandq.sync.Client, line: str) -> str:
     """Create the objects that the line needs. Return the line with ids that exist."""
     if line.split()[1] in ("token", "identity", "role", "login", "logout", "whoami"):
@@ -129,7 +137,10 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
     for group in ("billing", "copy"):
         client.leases("orders", group).take()
         client.admin.resume_group("orders", group)  # an earlier line may have paused the group
-    if " mails sender " in line:
+    prepare_limits(client, line)
+    if line.startswith("sandctl doctor"):
+        client.admin.remove_push("orders", "shop")  # its receiver does not exist
+    if " mails sender" in line:
         client.leases("mails", "sender").take()
     if "calls dialers" in line:
         if "calls" not in there:
