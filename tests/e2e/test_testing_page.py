@@ -27,7 +27,6 @@ def test_first_example_runs(tmp_path: Path) -> None:
 
 
 def test_files_of_page_are_a_suite_without_failures(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")  # not that of a directory above, such as this repository
     (tmp_path / "conftest.py").write_text(BLOCKS[1])
     for block in BLOCKS[2:]:
         name = re.match(r"# (test_\w+\.py)\n", block)

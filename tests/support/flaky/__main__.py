@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -100,8 +101,9 @@ class Run:
         self.build = BUILD / f"run{number}"
         self.stops = 0
         command = [sys.executable, "-m", "tests.support.runner", "--build", str(self.build), *arguments]
-        environ = os.environ | environ | {ORDER: str(number), "TMPDIR": str(self.build / "tmp")}
-        (self.build / "tmp").mkdir(parents=True)
+        # Outside of the repository: its .gitignore and its settings of pytest would count in the directories of tests.
+        self.tmp = Path(tempfile.mkdtemp(prefix="sandq-run"))
+        environ = os.environ | environ | {ORDER: str(number), "TMPDIR": str(self.tmp)}
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -169,7 +171,7 @@ def main() -> int:
                     reported.add(run.number)
                     said = ", ".join(sorted(run.bad())) or "green"
                     print(f"run {run.number} (stopped {run.stops} times): {said}", flush=True)
-                    shutil.rmtree(run.build / "tmp", ignore_errors=True)
+                    shutil.rmtree(run.tmp, ignore_errors=True)
             if len(alive) < options.beside and len(runs) < options.runs and time.monotonic() < ends_s:
                 runs.append(Run(options.seed % 1_000_000 + len(runs), environ, arguments))
             time.sleep(0.5)
@@ -178,6 +180,7 @@ def main() -> int:
         disturbing.join()
         for run in runs:
             run.end()
+            shutil.rmtree(run.tmp, ignore_errors=True)
         for hog in hogs:
             hog.kill()
             hog.wait()
