@@ -9,9 +9,10 @@ BIN := .venv/bin
 STAMP := .venv/.up-to-date
 SPARK_STAMP := .venv/.spark-up-to-date
 PEERS_STAMP := .venv/.peers-up-to-date
+WORKERS_STAMP := .venv/.workers-up-to-date
 DOCS_STAMP := .venv/.docs-up-to-date
 
-PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
+PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks integrations/workers/sandq_workers)
 
 .PHONY: setup spark demo system test test-fast test-long test-interop test-flaky test-pythons check docs bench bench-peers release clean
 
@@ -35,6 +36,14 @@ $(SPARK_STAMP): requirements-spark.lock $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-spark.lock
 	@touch $@
 
+# The distribution sandq-workers, and the frameworks that its tests run: Celery.
+$(WORKERS_STAMP): requirements-workers.lock integrations/workers/pyproject.toml $(STAMP)
+	@rm -f $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-workers.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  -e integrations/workers
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/python -m demo $(if $(INPUT),--input "$(INPUT)")
 
@@ -42,7 +51,7 @@ system:
 	@tests/install-system-packages
 
 # Every feature and every promise; what each suite cost stands at its end. tests/README.md says what belongs where.
-test: $(SPARK_STAMP) $(DOCS_STAMP) system
+test: $(SPARK_STAMP) $(DOCS_STAMP) $(WORKERS_STAMP) system
 	$(BIN)/python -m tests.support.runner
 
 # Before each commit: `make check`, the units, and a few examples of each property.
@@ -50,7 +59,7 @@ test-fast: check
 	TEST_FAST=1 $(BIN)/python -m tests.support.runner --fast
 
 # More seeds, kills, pages and sizes of the same, and other Python versions: hours.
-test-long: $(SPARK_STAMP) $(DOCS_STAMP) system
+test-long: $(SPARK_STAMP) $(DOCS_STAMP) $(WORKERS_STAMP) system
 	$(BIN)/python -m tests.support.runner --long
 	$(BIN)/python -m tests.support.pythons
 
@@ -63,7 +72,7 @@ test-interop: $(STAMP) system
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m interop tests/interop
 
 # All suites again and again on a machine that is loaded on purpose: each test that is not always green is named.
-test-flaky: $(SPARK_STAMP) $(DOCS_STAMP) system
+test-flaky: $(SPARK_STAMP) $(DOCS_STAMP) $(WORKERS_STAMP) system
 	$(BIN)/python -m tests.support.flaky $(FLAKY)
 
 check: $(STAMP)

@@ -1,6 +1,7 @@
 """Builds a release: wheels, source, what they depend on, a bill of materials, and checksums. `make release` runs it.
 
     dist/sandq-X-py3-none-any.whl, sandq_client-X-...whl    what is installed, with the documentation site
+    dist/sandq_workers-X-py3-none-any.whl                   Celery on sandq; its dependencies are not in the lock
     dist/sandq-X.tar.gz                                     the source
     dist/requirements.lock                                  all that the wheels need, each with its hashes
     dist/sbom.cdx.json                                      the same as a bill of materials: CycloneDX 1.6
@@ -34,6 +35,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "packaging" / "client"
+WORKERS = ROOT / "integrations" / "workers"
 LOCK = "requirements.lock"
 SITE = ROOT / "build" / "docs" / "site.zip"
 """The documentation site, which `make docs` builds."""
@@ -61,7 +63,7 @@ def build(into: Path) -> list[Path]:
     into.mkdir(parents=True, exist_ok=True)
     if any(into.iterdir()):
         raise SystemExit(f"{into} is not empty: a release has nothing in it but what is built now")
-    for project, kinds in ((CLIENT, ("wheel",)), (ROOT, ("wheel", "sdist"))):
+    for project, kinds in ((CLIENT, ("wheel",)), (WORKERS, ("wheel",)), (ROOT, ("wheel", "sdist"))):
         _hatch(project, kinds, into, epoch)
     text = RUNTIME_LOCK.read_text(encoding="utf-8")
     runtime = locked(text)

@@ -106,6 +106,11 @@ class Subscription(BlockWrapper[AsyncSubscription]):
 
     flush = blocking(AsyncSubscription.flush)
 
+    def stop(self) -> None:
+        """Stop receiving: give back the messages that were not taken yet, and messages that still arrive. Iterating
+        then waits until the subscription is left."""
+        self._portal.post(self._inner.stop)
+
     def _next(self, take: Callable[[], T | None], *, whole: bool) -> T:
         """Return the next result of `take`. `whole`: all messages of a chunk are begun together; otherwise only the
         next message is begun."""

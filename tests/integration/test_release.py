@@ -47,6 +47,7 @@ def test_checksums_are_of_all_files(built: Path) -> None:
     version = sandq.__version__
     assert files == {
         *(f"sandq-{version}-py3-none-any.whl", f"sandq_client-{version}-py3-none-any.whl", f"sandq-{version}.tar.gz"),
+        f"sandq_workers-{version}-py3-none-any.whl",
         *("requirements.lock", "sbom.cdx.json"),
     }
     assert sums(built) == {name: hashlib.sha256((built / name).read_bytes()).hexdigest() for name in files}

@@ -59,6 +59,8 @@ BESIDE = {
         *("sandq.model", "sandq.protocol"),
     },
     "pyspark_sandq": {"sandq.spark"},
+    # The distribution sandq-workers needs the client only.
+    "sandq_workers": {"sandq_workers", "sandq", "sandq.sync", "sandq.errors"},
     "sandctl": {
         *("sandctl", "sandq", "sandq.backup", "sandq.client", "sandq.embed"),
         *("sandq.model", "sandq.errors", "sandq.sql"),
@@ -102,8 +104,15 @@ MAY_READ = {
 EMBEDDED = "sandq.embed"
 # These libraries come with the extras sandq[spark], sandq[sql] and sandq-client[otel]. All other code runs without
 # them.
-EXTRA = {"duckdb", "opentelemetry", "pyarrow", "pyspark", "sqlglot"}
-MAY_USE_EXTRA = ("sandq.client.tracing", "sandq.spark", "sandq.sql", "sandctl.pipeline", "pyspark_sandq")
+EXTRA = {"amqp", "celery", "duckdb", "kombu", "opentelemetry", "pyarrow", "pyspark", "sqlglot"}
+MAY_USE_EXTRA = (
+    "sandq.client.tracing",
+    "sandq.spark",
+    "sandq.sql",
+    "sandctl.pipeline",
+    "pyspark_sandq",
+    "sandq_workers.kombu",
+)
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
 
 
@@ -321,11 +330,16 @@ def graph_of(sources: Iterable[tuple[str, str, bool]]) -> dict[str, set[str]]:
     return graph
 
 
-def modules(packages: Iterable[str] = ("sandq", "sandctl", "pyspark_sandq")) -> Iterator[tuple[str, str, bool]]:
+WORKERS = "integrations/workers/sandq_workers"
+
+
+def modules(
+    packages: Iterable[str] = ("sandq", "sandctl", "pyspark_sandq", WORKERS),
+) -> Iterator[tuple[str, str, bool]]:
     """(dotted name, source, is a package) of every module of the project."""
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = path.relative_to((ROOT / package).parent if package == WORKERS else ROOT).with_suffix("").parts
             is_package = parts[-1] == "__init__"
             yield ".".join(parts[:-1] if is_package else parts), path.read_text(encoding="utf-8"), is_package
 
@@ -362,7 +376,7 @@ def test_only_exports_of_the_client_are_used() -> None:
     exports = {module: exported_by(source) for module, source, _ in modules() if module in CLIENT_DOORS}
     assert exports.keys() == CLIENT_DOORS and all(exports.values())
     wrong = []
-    for module, source, is_package in modules(("sandq", "sandctl", "pyspark_sandq", "demo", "benchmarks")):
+    for module, source, is_package in modules(("sandq", "sandctl", "pyspark_sandq", WORKERS, "demo", "benchmarks")):
         wrong += check_client(module, source, is_package, exports=exports)
         wrong += check_private(module, source) if CLIENT in source or "sandq.sync" in source else []
     assert not wrong, "\n".join(wrong)

@@ -22,12 +22,13 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.runner.costs import FILE
 
-SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions", "interop", "unit")
+SUITES = ("e2e", "faults", "simulation", "property", "integration", "integrations", "regressions", "interop", "unit")
 """Suites with long tests are first, so that short tests fill the end."""
 BUDGETS_S = {
     "unit": 199,
     "property": 87,
     "integration": 310,
+    "integrations": 30,
     "simulation": 115,
     "faults": 130,
     "interop": 10,

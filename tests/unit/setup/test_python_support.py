@@ -149,7 +149,7 @@ def test_files_name_the_same_python_versions() -> None:
 
 def test_only_one_module_imports_leveldb() -> None:
     binding = re.compile(r"^\s*(?:import|from) plyvel", re.M)
-    trees = ("sandq", "sandctl", "pyspark_sandq", "demo", "benchmarks", "tests", "packaging")
+    trees = ("sandq", "sandctl", "pyspark_sandq", "demo", "benchmarks", "integrations", "tests", "packaging")
     found = [
         str(path.relative_to(ROOT))
         for tree in trees
@@ -167,6 +167,7 @@ def test_only_one_module_imports_leveldb() -> None:
         "requirements-audit.lock",
         "requirements-peers.lock",
         "requirements-docs.lock",
+        "requirements-workers.lock",
         "packaging/release.lock",
     ],
 )

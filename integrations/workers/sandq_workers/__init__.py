@@ -1,0 +1,1 @@
+"""Frameworks of Python workers on sandq: `docs/integrations`."""
