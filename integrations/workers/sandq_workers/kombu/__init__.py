@@ -4,3 +4,7 @@
 message of kombu as a message of sandq), `bindings` (exchanges), `session` (one client for each process) and `feed` (a
 subscription).
 """
+
+from __future__ import annotations
+
+from sandq_workers.kombu import registration as registration
