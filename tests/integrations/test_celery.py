@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -98,6 +99,16 @@ def test_worker_runs_tasks_with_countdown_retry_and_priority(bench: Bench) -> No
     assert app.app.control.ping(timeout=5, limit=1) == [{"w1@h": {"ok": "pong"}}]
     queues = app.app.control.inspect(["w1@h"], timeout=5, limit=1).active_queues()["w1@h"]
     assert {queue["name"] for queue in queues} == {"celery", "ranked"}
+    with app.app.connection() as connection:
+        events: list[str] = []
+
+        def take(event: dict[str, Any]) -> None:
+            events.append(event["type"])
+            receiver.should_stop = True
+
+        receiver = app.app.events.Receiver(connection, handlers={"*": take})
+        receiver.capture(limit=60, timeout=60, wakeup=False)
+    assert events == ["worker-heartbeat"]
     assert worker.stop() == 0
     assert not {"expired", "next year"} & {*bench.lines()}
 
@@ -116,3 +127,14 @@ def test_killed_worker_loses_nothing_and_a_warm_stop_gives_back(bench: Bench) ->
     bench.wait_for(*(f"{word}-ends" for word in words))
     assert sorted(line for line in bench.lines() if line.endswith("-ends")) == [f"{word}-ends" for word in words]
     assert second.stop() == 0
+
+
+def test_example_of_the_page_sends_a_task_that_waits(node: NodeProcess) -> None:
+    page = (ROOT / "docs" / "integrations" / "celery.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {"__name__": "shop"}
+    exec(code.replace("sandq://127.0.0.1:7170", f"sandq://{node.address}/page"), names)
+    with names["app"].connection() as connection:
+        channel = connection.default_channel
+        assert channel.basic_get("celery") is None and channel.queue_purge("celery") == 1
+    names["app"].close()

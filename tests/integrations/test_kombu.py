@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +132,23 @@ def test_broker_that_is_away_and_a_wrong_url_are_reported() -> None:
     with pytest.raises(ValueError, match="unknown option 'hearbeat'"):
         Connection("sandq://127.0.0.1?hearbeat=5").connect()
     assert Connection("sandq://token@a,b").as_uri() == "sandq://**@a,b"
+
+
+def test_consumer_survives_a_restart_of_the_broker(tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path)
+    node.start()
+    found: list[Any] = []
+    url = f"sandq://{node.address}?delivery_timeout=60s"
+    with Connection(url) as consuming, Connection(url) as producing:
+        with consuming.Consumer([Queue("kept")], on_message=found.append):
+            producing.Producer().publish(1, exchange="", routing_key="kept")
+            consuming.drain_events(timeout=30)
+            node.kill()
+            node.start()
+            producing.Producer().publish(2, exchange="", routing_key="kept", retry=True)
+            consuming.drain_events(timeout=60)
+            for message in found:
+                message.ack()
+        assert [message.payload for message in found] == [1, 2]
+        assert consuming.default_channel.basic_get("kept") is None
+    node.close()
