@@ -18,6 +18,7 @@ pytest.importorskip("kombu", reason="`make test` installs requirements-workers.l
 
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
+from sandq_workers.kombu.bindings import Bindings
 
 import sandq.sync
 from sandq.errors import ConnectionLost
@@ -80,6 +81,17 @@ def test_temporary_queues_get_only_what_they_are_bound_for(connection: Any) -> N
         producer.publish(key, exchange=exchange, routing_key=key)
     assert received(connection, every, 3) == ["task.sent", "worker.online", "task.failed"]
     assert received(connection, some, 2) == received(connection, durable, 2) == ["task.sent", "task.failed"]
+
+
+def test_exchange_keeps_broadcasting_if_a_late_process_declares_it(node: NodeProcess) -> None:
+    with sandq.sync.connect(node.address) as client:
+        early, late = Bindings(client, "late."), Bindings(client, "late.")
+        early.start()
+        early.declare_exchange("e", {"type": "fanout"})
+        early.broadcast("e")
+        late.declare_exchange("e", {"type": "fanout"})  # it has not read the record yet
+        assert late.exchanges["e"] == {"type": "fanout", "broadcasts": True}
+        assert late.route("e", "").broadcasts
 
 
 def test_requeue_reject_and_recover_of_single_messages(connection: Any, node: NodeProcess) -> None:

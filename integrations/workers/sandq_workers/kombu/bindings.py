@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from sandq.errors import ClosedError, SandqError, TopicExists
+from sandq.errors import ClosedError, SandqError, TopicExists, VersionChanged
 from sandq.sync import Client
 from sandq_workers.names import decoded, encoded
 
@@ -66,15 +66,25 @@ class Bindings:
 
     def declare_exchange(self, name: str, record: dict[str, Any]) -> None:
         """Store an exchange. It keeps broadcasting if it has begun to."""
-        record = {**record, "broadcasts": self.exchanges.get(name, {}).get("broadcasts", False)}
-        if self.exchanges.get(name) != record:
-            self._put(f"exchange/{_part(name)}", json.dumps(record, sort_keys=True))
+        if not record.items() <= self.exchanges.get(name, {}).items():
+            self._update(name, record)
 
     def broadcast(self, name: str) -> None:
         """Store that an exchange broadcasts."""
-        record = self.exchanges.get(name) or {"type": "direct"}
-        if not record.get("broadcasts"):
-            self._put(f"exchange/{_part(name)}", json.dumps({**record, "broadcasts": True}, sort_keys=True))
+        if not self.exchanges.get(name, {}).get("broadcasts"):
+            self._update(name, {"broadcasts": True})
+
+    def _update(self, name: str, fields: dict[str, Any]) -> None:
+        """Set fields of an exchange. Other processes may set other fields at the same time."""
+        key = f"exchange/{_part(name)}"
+        while True:
+            entry = self._keys.get(key)
+            self._apply(key, entry.value if entry is not None else None)
+            value = json.dumps({"type": "direct", **self.exchanges.get(name, {}), **fields}, sort_keys=True)
+            with suppress(VersionChanged):
+                self._keys.cas(key, value, expected=entry.version if entry is not None else None)
+                self._apply(key, value.encode())
+                return
 
     def delete_exchange(self, name: str) -> None:
         """Delete an exchange and its bindings."""
