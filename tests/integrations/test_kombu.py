@@ -94,6 +94,24 @@ def test_exchange_keeps_broadcasting_if_a_late_process_declares_it(node: NodePro
         assert late.route("e", "").broadcasts
 
 
+def test_changed_prefetch_count_keeps_held_messages(connection: Any) -> None:
+    queue = Queue("prefetched")
+    for number in range(3):
+        connection.Producer().publish(number, exchange="", routing_key="prefetched", declare=[queue])
+    channel = connection.default_channel
+    found: list[Any] = []
+    with connection.Consumer([queue], channel=channel, on_message=found.append, prefetch_count=1):
+        connection.drain_events(timeout=30)
+        assert not channel.qos.can_consume()
+        channel.basic_qos(0, 3, False)
+        for _ in range(2):
+            connection.drain_events(timeout=30)
+        assert sorted(message.payload for message in found) == [0, 1, 2] and not channel.qos.can_consume()
+        for message in found:
+            message.ack()
+    assert connection.channel().basic_get("prefetched") is None
+
+
 def test_requeue_reject_and_recover_of_single_messages(connection: Any, node: NodeProcess) -> None:
     queue = Queue("single")
     connection.Producer().publish("one", exchange="", routing_key="single", declare=[queue])
