@@ -308,8 +308,8 @@ class Channel(base.StdChannel):
         self.qos.restore_unacked_once()
 
     def flow(self, active: bool = True) -> None:
-        """Raise NotImplementedError."""
-        raise NotImplementedError("flow is not supported")
+        """Raise ChannelError: a consumer that is cancelled receives nothing."""
+        raise ChannelError("flow is not supported: cancel the consumer", (20, 20), "Channel.flow", "540")
 
     def message_to_python(self, raw_message: Any) -> Any:
         """Return kombu's message of a payload."""
