@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import structlog
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
@@ -29,6 +30,13 @@ GC_THRESHOLDS = (10_000, 20, 100)
 
 # A shell that runs `make test &` makes it ignore Ctrl-C, and its child processes inherit that; but tests send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let structlog receive the lines of nodes in this process, as in the command `sandq`. Tests reset this."""
+    if not structlog.is_configured():
+        structlog.configure()
 
 
 @pytest.hookimpl(wrapper=True)

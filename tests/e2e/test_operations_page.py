@@ -213,10 +213,11 @@ def test_tutorial_of_three_nodes(tmp_path: Path) -> None:
     first, *_ = nodes = [cluster.nodes[f"node{number}"] for number in (1, 2, 3)]
     shell = Shell(tmp_path, SANDCTL_SERVERS=",".join([server.address, *cluster.addresses]))
     try:
-        listed = shell(list_data)
-        assert (listed.count("order-"), listed.count("acked")) == (3, 1)
+        # The node removes the acked message soon. Under load, the second one may be due already.
+        pending = [line.split()[0] for line in shell(list_data).splitlines() if re.search(r"order-[78]\b", line)]
         server.start()
-        assert shell(list_messages) == listed
+        listed = shell(list_messages)
+        assert len(pending) == 2 and all(message_id in listed for message_id in pending)
         shell(back_up)
         server.close()
         for one in nodes:

@@ -6,7 +6,8 @@ import json
 import os
 import random
 import select
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,16 @@ from demo.node import ROOT
 from tests.support.waiting import wait_until
 
 T_MS = 1_700_000_000_000
+BUSY = """
+import os, subprocess, sys, time
+busy = "import time\\nwhile time.process_time() < 0.1: pass"
+exec(busy)
+subprocess.run([sys.executable, "-c", busy])
+ended = os.times()
+print(time.process_time() + ended.children_user + ended.children_system, flush=True)
+input()
+"""
+"""A program that computes, like its child process. It prints their CPU time in s, and waits for a line."""
 
 
 def sample(rate: float, server_us: float, **more: object) -> Sample:
@@ -146,9 +157,11 @@ def test_cpu_time_of_a_server_includes_its_child_processes(monkeypatch: pytest.M
     ticks = os.sysconf("SC_CLK_TCK")
     assert found[0] == (10, 1, 5, 300 / ticks, 70 / ticks)
     assert [process.pid for process in server.descend(found, 10)] == [10, 11, 12]
-    ended_s = os.times()
-    own_s = time.process_time() + ended_s.children_user + ended_s.children_system
-    assert server.cpu_s(os.getpid()) == pytest.approx(own_s, abs=1)
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        used_s = float(busy.stdout.readline())
+        assert used_s > 0.15 and server.cpu_s(busy.pid) == pytest.approx(used_s, abs=0.1)
+        busy.communicate(b"\n")
     ended = [process._replace(pid=process.pid + (1 << 22), parent=process.parent + (1 << 22)) for process in found]
     monkeypatch.setattr(server, "tree", lambda pid: server.descend(ended, pid + (1 << 22)))
     assert server.cpu_s(11) == pytest.approx(2 * 370 / ticks)
