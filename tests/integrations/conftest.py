@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +10,16 @@ from tests.support.processes.node import NodeProcess
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """A node in a process. Tests use prefixes of their own."""
+    """A node in a process. Tests use prefixes of their own.
+
+    In the end, close the connections that kombu keeps for later. Their clients would look for the node for ever, in
+    pauses of random length. So they would change the results of tests that expect certain random numbers."""
+    before = set(threading.enumerate())
     node = NodeProcess(tmp_path_factory.mktemp("node"))
     node.start()
     yield node
+    from kombu import pools
+
+    pools.reset()
     node.close()
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "sandq-client"]
