@@ -205,18 +205,26 @@ def dead(
 
 @lease.command("give-back", short_help="Return messages unprocessed; the attempt does not count.")
 @_which_messages
+@click.option(
+    "--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="Deliver again after this time.  [default: now]"
+)
+@click.option("--error", metavar="TEXT", help="Why they wait; `message why` shows it.")
 @common_options
 def give_back(
     chosen: _Chosen,
+    delay: timedelta | None,
+    error: str | None,
 ) -> None:
-    """Return messages that were not processed: they are ready again now, and the attempt does not count.
+    """Return messages that were not processed: they are ready again now, or after --in. Neither the attempt nor a
+    snooze counts.
 
     \b
       sandctl lease give-back orders 01HN7K2B6R0000000001000000 --group billing
+      sandctl lease give-back orders 01HN7K2B6R0000000001000000 --group billing --in 10s
 
     The outcome of each message is printed. The exit code is 1 unless all were given back.
     """
-    chosen.settle("given back", lambda leases, held: leases.give_back([held]))
+    chosen.settle("given back", lambda leases, held: leases.give_back([held], delay=delay, error=error))
 
 
 @lease.command(short_help="Extend the leases of messages.")

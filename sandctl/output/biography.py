@@ -69,7 +69,8 @@ def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, s
         if group.get("lease_token") is not None:
             yield "lease", str(group["lease_token"])
     elif group.get("due_ms") is not None:
-        yield "back", f"{moment(group['due_ms'], now_ms)}, after attempt {group['attempt']}"
+        after = f"after attempt {group['attempt']}" if group["attempt"] else "no attempt was counted"
+        yield "back", f"{moment(group['due_ms'], now_ms)}, {after}"
     if group.get("expires_ms") is not None:
         end = "is dropped" if group.get("on_expiry") == "drop" else "becomes a dead letter"
         yield "expires", f"{moment(group['expires_ms'], now_ms)}; unless it is leased, it {end} then"

@@ -192,10 +192,10 @@ class NackItem(NamedTuple):
     token: int
     what: What
     delay_ms: int | None
-    """Time until the next attempt, in ms. None: according to the back-off."""
+    """Time until the next attempt, in ms. None: according to the back-off, or 0 if the messages were not begun."""
     error: str | None
     is_begun: bool = True
-    """Whether the consumer has begun the messages. If not, the attempt is not counted."""
+    """Whether the consumer has begun the messages. If not, neither the attempt nor a snooze is counted."""
     changes: dict[int, Any] | None = None
     """`{column: value}` of the changed columns (priority, headers). The changes apply only in this group."""
     end: int = RETRY

@@ -395,11 +395,11 @@ class Nack(Request, type=Type.NACK):
     """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`, and up to three
     further fields.
 
-    The fifth field is `False` if the messages were not begun: they are ready immediately, and the attempt does not
-    count. The sixth field is a map with a new `priority`, new `headers` (packed; empty: none), or both, which apply in
-    the group from then on. The seventh field says how the attempt ends (`model.nack_ends`); the sixth may then be nil.
-    RETRY is the default. DEAD: the messages are dead immediately, with the error, and are not changed. SNOOZE: they are
-    retried, and the attempt does not count.
+    The fifth field is `False` if the messages were not begun: they are ready after the delay (nil: immediately), and
+    neither the attempt nor a snooze counts. The sixth field is a map with a new `priority`, new `headers` (packed;
+    empty: none), or both, which apply in the group from then on. The seventh field says how the attempt ends
+    (`model.nack_ends`); the sixth may then be nil. RETRY is the default. DEAD: the messages are dead immediately, with
+    the error, and are not changed. SNOOZE: they are retried, and the attempt does not count.
     """
 
     group_number: int

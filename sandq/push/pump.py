@@ -17,6 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, TypedDict, Unpack
 
@@ -425,10 +426,12 @@ class MessagePump(Pump):
         await self._report(message, target, outcome)
 
     def _snooze(self, message: Message, host: Host) -> None:
-        """Give a message back until its host can probably take it."""
+        """Give a message back until its host can probably take it. It was not sent, so this counts as no snooze."""
         why = "is busy" if host.error is None else f"fails: {host.error}"
         delay_s = self._shares.delay_s(host, trio.current_time())
-        self._end(message, Outcome(End.SNOOZED, f"waits, because {host.name} {why}", delay_s))
+        self._counts.ends[End.SNOOZED] += 1
+        if message.is_held:
+            message.give_back(delay=timedelta(seconds=delay_s), error=f"waits, because {host.name} {why}")
 
     async def _report(self, message: Message, target: MessageTarget, outcome: Outcome) -> None:
         """Settle a message, and send its callback in the same step.

@@ -52,6 +52,10 @@ async def test_messages_given_back_do_not_count_an_attempt(api: sandq.Client) ->
         assert await leases.give_back([a, b, c]) == [a.held]
         again = await leases.take(3, wait="1m")
         assert [(message.value, message.attempt) for message in again] == [(b"b", 1), (b"c", 1)]
+        assert await leases.give_back(again, delay="10m", error="the host is down") == []
+        assert await leases.take(3) == []
+        (told,) = (await api.messages("t").why(again[0].offset))["groups"]
+        assert (told["state"], told["error"]) == ("waiting", "the host is down")
 
 
 async def test_leased_message_has_all_its_fields(timed: Serving, hand: HandClock) -> None:

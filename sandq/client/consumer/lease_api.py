@@ -17,7 +17,7 @@ from sandq.client.arguments import suggesting
 from sandq.client.consumer.ack_ranges import ranges_of
 from sandq.client.consumer.chosen import Partitions, chosen_of, partitions_of
 from sandq.client.consumer.message import lease_ms_of
-from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, NackTerms, dead_terms, retry_terms
+from sandq.client.consumer.nack_change import NackChange, NackTerms, dead_terms, not_begun_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing, rows_of
 from sandq.client.messages.log_page import LogMessage, LogPiece, positions_of
 from sandq.client.positions import Start, start_of
@@ -369,12 +369,19 @@ class Leases:
         return await self._settle(items, dead_terms(error).item, Nack)
 
     @timed_change
-    async def give_back(self, items: Sequence[Item], *, timeout: Duration | None = None) -> list[Held]:
-        """Give back messages that were not begun: they are ready immediately, and the attempt does not count.
+    async def give_back(
+        self,
+        items: Sequence[Item],
+        *,
+        delay: Duration | None = None,
+        error: str | BaseException | None = None,
+        timeout: Duration | None = None,
+    ) -> list[Held]:
+        """Give back messages that were not begun: they are ready after `delay` (by default immediately).
 
-        Returns the messages whose lease was lost.
+        Neither the attempt nor a snooze counts. `error`: why they wait. Returns the messages whose lease was lost.
         """
-        return await self._settle(items, NOT_BEGUN.item, Nack)
+        return await self._settle(items, not_begun_terms(delay, error).item, Nack)
 
     @timed_change
     async def extend(

@@ -9,7 +9,7 @@ from typing import Any
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.deliveries import DeliveredChunk
 from sandq.client.consumer.lease import HELD, LOST, SETTLED, Extension
-from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
+from sandq.client.consumer.nack_change import NackTerms, dead_terms, not_begun_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import LogMessage
 from sandq.client.producer.validation import Headers
@@ -113,6 +113,13 @@ class Message(HeldMessage):
         consumer = self._piece.consumer
         terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))
         return self._nack(terms, if_dead)
+
+    def give_back(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Settlement:
+        """Give the message back without beginning it: it is ready again after `delay` (by default immediately).
+
+        Neither the attempt nor a snooze counts. `error`: why it waits, for `why`.
+        """
+        return self._nack(not_begun_terms(delay, error), None)
 
     def dead(self, error: str | BaseException | None = None, *, then: Sequence[Outgoing] | None = None) -> Settlement:
         """Make the message dead for this group immediately, even if attempts remain.

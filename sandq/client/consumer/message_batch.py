@@ -9,7 +9,7 @@ from sandq.client.arguments import suggesting
 from sandq.client.consumer.deliveries import DeliveredChunk
 from sandq.client.consumer.lease import OF_HELD, Extension
 from sandq.client.consumer.message import Message, extension_ms
-from sandq.client.consumer.nack_change import dead_terms, retry_terms
+from sandq.client.consumer.nack_change import dead_terms, not_begun_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import positions_of, text_of_tenant
 from sandq.client.producer.validation import Headers
@@ -147,6 +147,11 @@ class MessageBatch(HeldBatch):
         consumer = self._chunk.consumer
         terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))
         consumer.nack_from(self._chunk, self._start, terms)
+        return BatchSettlement(self._chunk, self._start)
+
+    def give_back(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> BatchSettlement:
+        """Give the whole batch back without beginning it, as `Message.give_back` does."""
+        self._chunk.consumer.nack_from(self._chunk, self._start, not_begun_terms(delay, error))
         return BatchSettlement(self._chunk, self._start)
 
     def dead(self, error: str | BaseException | None = None) -> BatchSettlement:

@@ -49,7 +49,7 @@ class NackTerms(NamedTuple):
     """None for the topic's back-off."""
     error: str | None = None
     begun: bool = True
-    """False if the messages were not begun. They are then ready immediately, and the attempt does not count."""
+    """False if the messages were not begun. Neither the attempt nor a snooze counts then, and no back-off applies."""
     change: NackChange | None = None
     end: int = RETRY
     """How the attempt ends: see `model.nack_ends`."""
@@ -94,6 +94,12 @@ def retry_terms(
         raise InvalidRequest(f"count: True or False is expected, not {count!r}")
     end = RETRY if count else SNOOZE
     return NackTerms(None if delay is None else duration_ms(delay), _text_of(error), change=change, end=end)
+
+
+def not_begun_terms(delay: Duration | None, error: str | BaseException | None) -> NackTerms:
+    """Return the terms for messages that were not begun, and are ready after `delay`. Raises InvalidRequest,
+    InvalidTime."""
+    return NackTerms(None if delay is None else duration_ms(delay), _text_of(error), begun=False)
 
 
 def dead_terms(error: str | BaseException | None) -> NackTerms:

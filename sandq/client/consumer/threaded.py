@@ -11,7 +11,7 @@ from sandq.client.consumer.held_messages import settled_before, settled_otherwis
 from sandq.client.consumer.lease import ACKING, NACKING, REJECTING, Extension
 from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
-from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
+from sandq.client.consumer.nack_change import NackTerms, dead_terms, not_begun_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.portal import Confirmation, Portal
 from sandq.client.producer.validation import Headers
@@ -71,6 +71,15 @@ class Message(HeldMessage):
         """
         change = self._piece.consumer.nack_change(priority, headers)
         return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change), if_dead)
+
+    def give_back(
+        self, *, delay: Duration | None = None, error: str | BaseException | None = None
+    ) -> Confirmation[None]:
+        """Give the message back without beginning it: it is ready again after `delay` (by default immediately).
+
+        Neither the attempt nor a snooze counts. `error`: why it waits, for `why`.
+        """
+        return self._nack(NACKING, not_begun_terms(delay, error))
 
     def dead(
         self, error: str | BaseException | None = None, *, then: Sequence[Outgoing] | None = None
@@ -228,6 +237,12 @@ class MessageBatch(HeldBatch):
         """
         change = self._chunk.consumer.nack_change(priority, headers)
         return self._nack(retry_terms(delay, delay_ms, error, count, change))
+
+    def give_back(
+        self, *, delay: Duration | None = None, error: str | BaseException | None = None
+    ) -> Confirmation[None]:
+        """Give the whole batch back without beginning it, as `Message.give_back` does."""
+        return self._nack(not_begun_terms(delay, error))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
         """Make the whole batch dead for this group immediately, as `Message.dead` does."""

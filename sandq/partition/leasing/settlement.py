@@ -176,7 +176,8 @@ class LeaseSettlement:
         if fresh and is_begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
             return NOT_YET
         if fresh and not is_begun:
-            self._requeue(step, lease, fresh, step.now_ms, lease.attempt - 1, None, None, crashes=lease.crashes)
+            due_ms = step.now_ms + (delay_ms or 0)
+            self._requeue(step, lease, fresh, due_ms, lease.attempt - 1, None, error, crashes=lease.crashes)
         elif fresh and end == DEAD:
             done = self._bury(step, lease, fresh, REJECTED, error)
         elif fresh:

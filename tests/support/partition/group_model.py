@@ -275,7 +275,7 @@ class GroupModel(Model):
         elif fresh and begun:
             self._give_back(lease, fresh, delay, "nacked", error)
         elif fresh:
-            self._wait(lease, fresh, self.now, lease.attempt - 1, None, None, lease.crashes)
+            self._wait(lease, fresh, self.now + (delay or 0), lease.attempt - 1, error, None, lease.crashes)
         return self._lost(lease, names - fresh, what)
 
     def _named(self, lease: Lease, what: Offsets | None) -> set[str]:

@@ -451,7 +451,7 @@ class RankedSequence:
                 else:
                     self._give_back(lease, names, due)
             else:
-                self._wait(lease, names, self.now, lease.attempt - 1)
+                self._wait(lease, names, self.now + (delay or 0), lease.attempt - 1)
 
     def _give_back(self, lease: ModelLease, names: Sequence[str], due: int) -> None:
         own = self.messages[lease.names[0]].rules[0]

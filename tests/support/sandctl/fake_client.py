@@ -233,8 +233,8 @@ class FakeLeases:
     async def dead(self, items: Sequence[Held], error: str | None = None) -> list[Held]:
         return self._note("leases.dead", items, error=error)
 
-    async def give_back(self, items: Sequence[Held]) -> list[Held]:
-        return self._note("leases.give_back", items)
+    async def give_back(self, items: Sequence[Held], **how: Any) -> list[Held]:
+        return self._note("leases.give_back", items, **how)
 
     async def extend(self, items: Sequence[Held], lease: Any) -> list[int | None]:
         lost = self._note("leases.extend", items, lease=lease)

@@ -97,6 +97,23 @@ def test_batch_is_rejected_or_snoozed_completely(with_client: Any) -> None:
     with_client(body)
 
 
+def test_messages_that_were_not_begun_are_given_back(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=30_000) as subscription:
+            bases = [server.deliver(server.subscription(), [b"v"] * 3, token=TOKEN) for _ in range(2)]
+            first, second = await take_batches(subscription, 2)
+            await first.give_back()
+            await second.messages[0].give_back(delay="10s", error="the host is busy")
+            with pytest.raises(InvalidTime):
+                second.give_back(delay="-1s")
+            assert [item for nack in server.nacks for item in nack.items] == [
+                [TOKEN, [[bases[0], 3]], None, None, False],
+                [TOKEN, [[bases[1], 1]], 10_000, "the host is busy", False],
+            ]
+
+    with_client(body)
+
+
 def test_single_messages_of_a_batch_may_be_settled_first(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:

@@ -170,6 +170,19 @@ class TestSnoozed:
         assert (message.attempts, message.reason, message.error) == (2, "nacked", "429")
         assert [attempt[4] for attempt in message.history] == ["snoozed", "nacked", "nacked"]
 
+    def test_message_given_back_is_neither_attempted_nor_snoozed(self) -> None:
+        bench = bench_of(max_attempts=1, max_snoozes=1)
+        bench.append("a")
+        for at in range(0, 40, 10):
+            bench.apply(at, c.Nack([(bench.one(at=at).token, None, 10, "the host is down", False)]))
+            bench.restart()
+            entry = waits(bench)
+            assert (entry.attempt, entry.snoozes, entry.history, entry.error) == (0, 0, (), "the host is down")
+            assert bench.lease(at=at + 9) == []
+        bench.snooze(bench.one(at=40).token, at=40, delay=0)
+        bench.snooze(bench.one(at=40).token, at=40, delay=0)
+        assert [message.reason for message in bench.dead()] == ["nacked"], "the only snooze was left"
+
     def test_a_group_has_a_bound_of_its_own(self) -> None:
         bench = bench_of(max_snoozes=0)
         bench.append("a")

@@ -41,6 +41,12 @@ def held(client: FakeClient) -> FakeClient:
         ),
         ("dead", ["--error", "410 gone"], "dead", {"error": "410 gone"}),
         ("give-back", [], "given_back", {}),
+        (
+            "give-back",
+            ["--in", "10s", "--error", "busy"],
+            "given_back",
+            {"delay": timedelta(seconds=10), "error": "busy"},
+        ),
         ("extend", ["--for", "5m"], "extended", {"lease": timedelta(minutes=5)}),
     ],
 )
