@@ -96,6 +96,7 @@ def open_membership(
         log_reads=delivery.log_reads,
         usage=usage,
         shut_replicas=replication.shut_replicas,
+        directory=directory,
         joining=joining,
         bootstrap=bootstrap,
         snapshots=replication.snapshots,

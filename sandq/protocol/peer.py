@@ -40,6 +40,9 @@ class PeerFrame(IntEnum):
     DIGEST = 13
     """[group, number, index, digest | nil]: digest of the rows that the sender has stored of a group as of the entry at
     this index. The entry requests the digest by this number. nil: the sender is overloaded. To the group's leader."""
+    REMOVED = 14
+    """[[node, store UUID], ...]: stores of nodes that were removed from the cluster. To all nodes, when a node
+    was removed, and when a link is made."""
     LIMITS_ASKED = 20
     """[group, [[group of consumers, epoch in the settings of the topic, epoch of the limits, version, messages in
     flight, units, given_us, `[max_in_flight, interval_us, burst, unit]` of a named limit | nil, `[version, end in ms,

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from sandq.broker.delivery.limit_home import Report
+from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.partition.limits.allowance import Allowance
 from sandq.partition.limits.buckets import NO_PART, Part
 from sandq.partition.limits.ledger import Ledger
 from tests.support.simulation import membership_world
 from tests.support.simulation.limits_world import LimitsWorld
+from tests.support.simulation.paused_limits_world import PausedLimitsWorld
 from tests.support.simulation.seeds import few_of, run_each
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -61,6 +63,28 @@ def test_limit_is_used_almost_fully_although_its_home_fails(seed: int) -> None:
 @pytest.mark.parametrize("block", range(20))
 def test_limit_holds_in_many_worlds(block: int) -> None:
     run_each(run_long_world, range(9000 + 10 * block, 9010 + 10 * block))
+
+
+def run_paused_world(seed: int) -> PausedLimitsWorld:
+    world = PausedLimitsWorld(seed)
+    world.run(STEPS)
+    return world
+
+
+def test_nothing_is_leased_while_the_limit_is_paused() -> None:
+    (world,) = run_each(run_paused_world, [3])
+    assert world.counts["pauses"] and world.counts["pauses by leases"]
+
+
+def test_node_that_missed_a_removal_accepts_the_node_that_returned() -> None:
+    """The node that lost its disk leads the metadata when the other one, which was down, starts again."""
+    run_each(run_paused_world, [57])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(6))
+def test_nothing_is_leased_while_the_limit_is_paused_in_many_worlds(block: int) -> None:
+    run_each(run_paused_world, range(7100 + 10 * block, 7110 + 10 * block))
 
 
 # -- planted faults --------------------------------------------------------------------------------------------------
@@ -149,3 +173,27 @@ def test_fault_of_limits_is_found(
     # Only some worlds have the events that a fault needs.
     with pytest.raises(AssertionError, match=error):
         run_each(run, range(seed, seed + 5))
+
+
+def pause_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Allowance, "is_paused", lambda allowance, now_ms: False)
+
+
+def nobody_needs_to_confirm_a_pause(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LimitShares, "unpaused", lambda shares, leader, limit: [])
+
+
+def pause_is_not_stored(patch: pytest.MonkeyPatch) -> None:
+    row: Any = Allowance.row
+    patch.setattr(Allowance, "row", lambda allowance: (*row(allowance)[:-1], None))
+
+
+@pytest.mark.parametrize(
+    ("fault", "seed"),
+    [(pause_is_ignored, 30), (nobody_needs_to_confirm_a_pause, 14), (pause_is_not_stored, 9)],
+)
+def test_fault_of_pauses_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    # Only some worlds have the events that a fault needs.
+    with pytest.raises(AssertionError, match="although the limit is paused"):
+        run_each(run_paused_world, range(seed, seed + 5))

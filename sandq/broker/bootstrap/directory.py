@@ -2,18 +2,22 @@
 
 Each node remembers the store UUIDs of the other nodes (`KnownPeers`). So a node that lost its disk cannot vote under
 its old name.
+
+Nodes tell each other the stores of removed nodes (`REMOVED`). Otherwise a node whose metadata is behind would refuse
+such a node for ever if that node, with its new store, leads the metadata: only the leader can bring it up to date.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any, Final
 
 import trio
 
 from sandq.broker.catalog import Catalog
 from sandq.broker.event_loop import Signal
-from sandq.broker.peers.handshake import PeerIdentity
+from sandq.broker.peers.handshake import UUID_CHARS, PeerIdentity
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_barrier import ANSWER_S
 from sandq.broker.peers.this_node import ThisNode
@@ -23,12 +27,16 @@ from sandq.broker.replication.runner import Runner
 from sandq.gossip import tags
 from sandq.metadata.records import NodeRecord
 from sandq.model.config_schema import Address
+from sandq.model.limits import FIXED
 from sandq.model.logger import get_logger
 from sandq.model.membership import Membership, State
+from sandq.protocol.peer import PeerFrame
 from sandq.storage.known_peers import KnownPeers
 
 log = get_logger("sandq.cluster")
 
+REMOVED_MOST: Final = 10_000
+"""Maximum number of removed stores in a frame."""
 _LIVE = (State.ALIVE, State.SUSPECT)
 
 
@@ -57,6 +65,8 @@ class PeerDirectory:
         self._runner = runner
         self._catalog = catalog
         self._changed = changed
+        self._reported: list[tuple[str, str]] = []
+        """Node id and store UUID of each removed node that another node has reported, until its store is banned."""
 
     async def follow(self) -> None:
         """Until cancelled, update the links whenever the members of the cluster change."""
@@ -113,16 +123,43 @@ class PeerDirectory:
         """Remember the store UUID of each registered node, even if this node was never linked with it.
 
         Ban the stores of removed nodes, and end the links with these nodes."""
-        view = self._catalog.view
-        for gone in view.removed.values():
-            for store in gone.stores:
-                if not self._known.is_removed(store):
-                    await self._runner.on_maintenance(partial(self._known.remove, gone.node_id, store))
-                    self._links.end(gone.node_id, "the node was removed from the cluster")
+        view, registered = self._catalog.view, self._removed()
+        (reported, self._reported), is_news = (self._reported, []), False
+        for node_id, store in (*registered, *reported):
+            if not self._known.is_removed(store):
+                is_news = True
+                await self._runner.on_maintenance(partial(self._known.remove, node_id, store))
+                self._links.end(node_id, "the node was removed from the cluster")
+        if is_news:
+            self._links.send_to_all(PeerFrame.REMOVED, registered)
         for node in view.nodes.values():
             is_new = self._known.get(node.node_id) is None and not self._known.is_removed(node.store_uuid)
             if node.node_id != self._this_node.name and is_new:
                 await self._runner.on_maintenance(partial(self._known.pin, node.node_id, node.store_uuid))
+
+    def up(self, node_id: str) -> None:
+        """Tell a newly linked node the stores of removed nodes."""
+        self._links.send(node_id, PeerFrame.REMOVED, self._removed())
+
+    def on_frame(self, body: Any) -> bool:
+        """Handle a frame REMOVED of another node: `pin_registered` will ban these stores. Return True if the frame is
+        well-formed."""
+        if not isinstance(body, tuple) or len(body) > REMOVED_MOST or not all(map(_is_removed, body)):
+            return False
+        own = self._this_node.name
+        self._reported = [
+            (node_id, store) for node_id, store in body if node_id != own and not self._known.is_removed(store)
+        ]
+        if self._reported:
+            self._changed.set()
+        return True
+
+    def _removed(self) -> list[tuple[str, str]]:
+        """Return the node id and store UUID of each removed node, from metadata. Empty if this node has no metadata
+        yet."""
+        metadata = self._node_log.hosts.get(METADATA_GROUP)
+        removed = metadata.status.removed.values() if metadata is not None else ()
+        return [(gone.node_id, store) for gone in removed for store in gone.stores][:REMOVED_MOST]
 
     async def correct_pins(self) -> None:
         """Replace remembered store UUIDs that differ from the registered store UUIDs.
@@ -143,3 +180,10 @@ class PeerDirectory:
                     log.warning("a known node was registered with a different data directory", peer=node.node_id)
                     await self._runner.on_maintenance(partial(self._known.correct, node.node_id, node.store_uuid))
                     self._links.end(node.node_id, "its data directory is not the registered one")
+
+
+def _is_removed(row: Any) -> bool:
+    """Return whether this is a node id and a store UUID."""
+    if not isinstance(row, tuple) or [type(part) for part in row] != [str, str]:
+        return False
+    return 0 < len(row[0]) <= FIXED.name_chars and 0 < len(row[1]) <= UUID_CHARS

@@ -14,6 +14,7 @@ from typing import Any, Final
 from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.bootstrap.bootstrap import Bootstrap
+from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
@@ -69,6 +70,7 @@ class PeerDispatch:
         log_reads: LogReads,
         usage: OwnerUsage,
         shut_replicas: ShutReplicas,
+        directory: PeerDirectory,
         joining: Joining,
         bootstrap: Bootstrap,
         snapshots: Snapshots,
@@ -92,6 +94,7 @@ class PeerDispatch:
         self._log_reads = log_reads
         self._usage = usage
         self._shut_replicas = shut_replicas
+        self._directory = directory
         self._joining = joining
         self._bootstrap = bootstrap
         self._snapshots = snapshots
@@ -106,6 +109,7 @@ class PeerDispatch:
             self._routes.up(node)
             self._progress.report_to(node)
             self._shut_replicas.up(node)
+            self._directory.up(node)
         self._changed.set()
 
     def down(self, node: str) -> None:
@@ -175,6 +179,8 @@ class PeerDispatch:
             return self._usage.on_frame(node, body)
         elif kind == PeerFrame.SHUT:
             return self._shut_replicas.on_frame(node, body)
+        elif kind == PeerFrame.REMOVED:
+            return self._directory.on_frame(body)
         else:
             return False
         return True

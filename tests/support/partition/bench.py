@@ -23,6 +23,7 @@ from sandq.partition.records.dead_index import DeadIndex
 from sandq.partition.records.leases import Lease
 from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
+from tests.support.partition.loaded_partition import CHECKS_LOADING, LoadedPartition
 
 T = 1_800_000_000_000
 """Time of the first entry, in ms. Other times in tests are ms after T."""
@@ -120,11 +121,15 @@ class Bench:
         """Whether the partition claimed that the last entry needs no disk."""
         self.restarts = False
         """Whether the partition is loaded from its rows before each entry. A test sets this."""
+        self.checks_loading = CHECKS_LOADING
+        """Whether a partition that was just loaded must do the same. Not in a test that changes or counts what is in
+        memory."""
 
     def apply(self, at: int, *commands: c.Command) -> list[Any]:
         """Apply one entry with the time T + at and write its rows."""
         if self.restarts:
             self.restart()
+        loaded = LoadedPartition(self.machine_class, self.stores, self._first_settings) if self.checks_loading else None
         self.index += 1
         entry = c.Entry.decode(c.Entry(T + at, commands).encode())
         self.needed_no_disk, before = self.machine.needs_no_disk(entry), self.stores.reads
@@ -137,6 +142,8 @@ class Bench:
         changes = self.view.drain()
         self.written = sum(len(key) + len(value or b"") for key, value in changes)
         self.stores.write(changes)
+        if loaded is not None:
+            loaded.check(self.index, entry, results, self.stores)
         for result in results:
             self._check_plain(result if isinstance(result, list) else [])
         return results
@@ -151,7 +158,12 @@ class Bench:
     def restart(self) -> None:
         """Load the partition from its rows, without its memory."""
         self.view = View(self.stores)
-        self.machine = self.machine_class.load(0, {} if self.index else self.settings, self.view, self.look_aheads)
+        self.machine = self.machine_class.load(0, self._first_settings, self.view, self.look_aheads)
+
+    @property
+    def _first_settings(self) -> dict[str, Any]:
+        """The settings with which a partition is loaded: rows have them after the first entry."""
+        return {} if self.index else self.settings
 
     # -- commands, one per entry ----------------------------------------------------------------------------------
 

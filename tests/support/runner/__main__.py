@@ -169,7 +169,7 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     is_part = bool(arguments)
     if options.long:
-        os.environ["TEST_RANDOM"] = "1"
+        os.environ |= {"TEST_RANDOM": "1", "TEST_LOADING": "1"}
         arguments = ["-m", "not interop", *arguments]
     options.build.mkdir(parents=True, exist_ok=True)
     for left in options.build.glob("*.json"):

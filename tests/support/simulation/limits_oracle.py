@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -43,13 +44,17 @@ class LimitsOracle:
 
     def __init__(self, margin_ms: int) -> None:
         """`margin_ms`: maximum difference between a leader's clock and the true time."""
-        self._margin_ms = margin_ms
+        self.margin_ms = margin_ms
         self.granted: list[Granted] = []
         self.most_held = 0
         self._newest: GroupLimit | None = None
         """The newest definition under which anything was leased."""
         self._leases: dict[tuple[int, int], Member] = {}
         """Leases under the named limit: the member, by Raft group and token."""
+        self._excess_us: dict[Member, tuple[int, int]] = {}
+        """Epoch of the last lease of each member, and its debt beyond a window after this lease, in µs."""
+        self._forgotten_us: Counter[int] = Counter()
+        """Sum of the debts that the home has cut to a window because members left (ADR 57), in µs, by epoch."""
         self._left: set[Member] = set()
         """Members that no longer use the limit. Their messages in flight no longer count."""
         self._held: dict[bytes, Held] = {}
@@ -102,10 +107,15 @@ class LimitsOracle:
         for token in tokens:
             self._leases[raft_group, token] = raft_group, allowance.assigned
         self.granted.append(Granted(step.stamp_ms, allowance.limit, cost))
+        if allowance.limit.interval_us is not None:
+            excess_us = allowance.part.arrival_us - step.stamp_ms * 1000 - allowance.limit.window_us
+            self._excess_us[raft_group, allowance.assigned] = allowance.limit.epoch, max(excess_us, 0)
         if self._newest is None or allowance.limit.epoch > self._newest.epoch:
             self._newest = allowance.limit
 
     def _leave(self, member: Member) -> None:
+        epoch, excess_us = self._excess_us.pop(member, (0, 0))
+        self._forgotten_us[epoch] += excess_us
         self._left.add(member)
         self._held = {payload: held for payload, held in self._held.items() if held.member != member}
 
@@ -126,7 +136,7 @@ class LimitsOracle:
             return None
         for payload in payloads:
             self._held[payload] = Held(token, deadline_ms, member)
-        held = sum(now_ms < one.deadline_ms - self._margin_ms for one in self._held.values())
+        held = sum(now_ms < one.deadline_ms - self.margin_ms for one in self._held.values())
         self.most_held = max(self.most_held, held)
         most = self._newest.max_in_flight if self._newest is not None else None
         return f"{held} messages are in flight, of {most}" if most is not None and held > most else None
@@ -145,7 +155,7 @@ class LimitsOracle:
 
         `changes`: number of elections. In each of them, the new leader's clock may be ahead of the previous one, and a
         partition's time then passes faster."""
-        tolerance_us = 2 * self._margin_ms * 1000 * (changes + 1) if self._margin_ms else 0
+        tolerance_us = 2 * self.margin_ms * 1000 * (changes + 1) if self.margin_ms else 0
         for epoch in {one.limit.epoch for one in self.granted}:
             found = sorted([one for one in self.granted if one.limit.epoch == epoch], key=lambda one: one.at_ms)
             limit = found[0].limit
@@ -156,7 +166,7 @@ class LimitsOracle:
             for at_ms, _, cost in found:
                 ahead_us = max(ahead_us - (at_ms - last_ms) * 1000, 0) + cost * limit.interval_us
                 last_ms = at_ms
-                most_us = max(limit.burst, largest) * limit.interval_us + tolerance_us
+                most_us = max(limit.burst, largest) * limit.interval_us + tolerance_us + self._forgotten_us[epoch]
                 assert ahead_us <= most_us, f"{ahead_us / limit.interval_us} units at {at_ms}, of {limit}"
 
     def used(self, from_ms: int, until_ms: int) -> int:

@@ -62,6 +62,9 @@ class Bed:
         shut: Any = SimpleNamespace(
             on_frame=lambda node, body: self.heard.append("shut") or True, up=self.note("shut up"), down=self.note("")
         )
+        directory: Any = SimpleNamespace(
+            on_frame=lambda body: self.heard.append("removed") or True, up=self.note("removed up")
+        )
         joining: Any = SimpleNamespace(on_frame=self.join)
         bootstrap: Any = SimpleNamespace(on_frame=lambda node, kind, body: False)
         snapshots: Any = SimpleNamespace(receive=self.note("stream"))
@@ -84,6 +87,7 @@ class Bed:
             log_reads=log_reads,
             usage=usage,
             shut_replicas=shut,
+            directory=directory,
             joining=joining,
             bootstrap=bootstrap,
             snapshots=snapshots,
@@ -137,6 +141,6 @@ async def test_leaders_are_sent_only_to_nodes_of_this_cluster() -> None:
         bed.dispatch.up(bed.peers[node])
     assert bed.heard == [] and bed.sent == []
     bed.dispatch.up(bed.peers["a"])
-    assert bed.heard == ["connected", "clocks up", "routes up", "shut up"] and bed.sent == [
+    assert bed.heard == ["connected", "clocks up", "routes up", "shut up", "removed up"] and bed.sent == [
         ("a", PeerFrame.FOLLOWED, 3)
     ]

@@ -25,7 +25,7 @@ def put_into(bench: Bench, state: str) -> bytes:
     if state == "delayed":
         return bench.put("a", unique="k", due=10 * WINDOW_MS)
     if state == "dead":
-        bench.machine.groups.named("g").settings = {"max_attempts": 1}
+        bench.apply(0, c.ConfigureGroup("g", {"max_attempts": 1}))
     first = bench.put("a", unique="k")
     if state == "ready":
         return first

@@ -8,6 +8,7 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.log.trim import PIN_MS
@@ -56,7 +57,7 @@ class TestSeveralGroups:
         offset, _ = bench.append("m")
         self.settle(bench, first, "waiting")
         if state == "dead":
-            bench.machine.groups.named(second).settings = {"max_attempts": 1}
+            bench.apply(1, c.ConfigureGroup(second, {"max_attempts": 1}))
         self.settle(bench, second, state)
         assert bench.cancel(offset, at=2) == bench.move(offset, 9000, at=2) == ("too_late", state)
         assert (bench.state_of(offset, first), bench.state_of(offset, second)) == ("waiting", state)

@@ -142,6 +142,7 @@ def in_memory(bench: Bench) -> int:
 
 def test_nack_beyond_the_window_never_gets_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = failing("abc")
+    bench.checks_loading = False
     taken: list[int] = []
     monkeypatch.setattr(Group, "add_waiting", lambda group, entry: taken.append(entry.ranges.messages))
     bench.append("new", at=10)

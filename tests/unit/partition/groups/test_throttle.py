@@ -471,7 +471,8 @@ def test_restored_row_with_the_greatest_times_raises_nothing(rule: int, state: i
     first = both(bench, "a", 0)
     most_ms = offsets.U48_MAX
     row = [state, first.offsets, None, most_ms, MOST, most_ms if state == DELIVERED else None]
-    bench.view.put(rows.UNIQUE + b"k", rows.pack(*row))
+    bench.stores.write([(rows.UNIQUE + b"k", rows.pack(*row))])
+    bench.restart()
     for at in (1, 2):
         bench.send("b", unique=["k"], at=at, on_conflict=rule, span=MOST)
     bench.lease(at=3)

@@ -149,7 +149,7 @@ class TestReplace:
     def test_message_done_in_one_of_two_groups_is_not_replaced(self, bench: Bench, state: str) -> None:
         bench.open("slow")
         first = bench.put("a", unique="k")
-        bench.machine.groups.named("g").settings = {"max_attempts": 1} if state == "dead" else {}
+        bench.apply(0, c.ConfigureGroup("g", {"max_attempts": 1} if state == "dead" else {}))
         lease = bench.one()
         if state == "acked":
             bench.ack(lease.token)
@@ -209,6 +209,7 @@ class TestReplace:
 def test_many_groups_cost_a_message_one_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are not looked up one by one: a group that was behind at the last message is behind at the next."""
     bench = Bench()
+    bench.checks_loading = False
     groups = [f"g{n}" for n in range(50)]
     for name in groups:
         bench.open(name)

@@ -82,6 +82,7 @@ def test_many_priorities_are_not_all_looked_at_for_each_message(monkeypatch: pyt
 
     monkeypatch.setattr(ReadyQueue, "aged", counted)
     bench = RankedBench("priority", ageing="1m")
+    bench.checks_loading = False
     bench.open()
     bench.add(*["v"] * 2000, priority=range(2000))
     assert len(bench.take(500)) == 500
