@@ -1,8 +1,9 @@
 """Measure how long the clients of a test have been silent, excluding the time in which they worked or could not run.
 
 Linux counts for each thread the time that it ran and the time that it waited for a processor
-(/proc/self/task/ID/schedstat, in nanoseconds). These times distinguish a handler that computes, or waits for a loaded
-machine, from a handler that sleeps or keeps its message on purpose.
+(/proc/self/task/ID/schedstat, in nanoseconds). A wait counts only once it is over; until then, the state of the thread
+is R (/proc/self/task/ID/stat). This distinguishes a handler that computes, or waits for a loaded machine, from a
+handler that sleeps or keeps its message on purpose.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import Final
+from typing import Final, NamedTuple
 
 UPDATE_MOST_S: Final = 0.005
 """Maximum time between two updates that counts as silence, in seconds, because the machine may stall between them."""
@@ -27,11 +28,11 @@ class Silence:
 
     def __init__(self) -> None:
         self._busy_s = self._silent_s = self._updated_s = 0.0
-        self._times_ns: dict[int, int] = {}
+        self._times: dict[int, _Times] = {}
 
     def begin(self, now_s: float) -> None:
         """Begin a silence at `now_s`, in real time."""
-        self._updated_s, self._silent_s, self._times_ns = now_s, 0.0, _times_ns()
+        self._updated_s, self._silent_s, self._times = now_s, 0.0, _times()
 
     def update(self, now_s: float, *, is_settled: bool) -> float:
         """Return how long the silence has lasted, in seconds.
@@ -40,7 +41,7 @@ class Silence:
         awaited.
         """
         passed_s, self._updated_s = now_s - self._updated_s, now_s
-        works = self._others_ns() >= BUSY_SHARE * passed_s * 1e9
+        works = self._others_work(passed_s)
         if works and not is_settled and self._busy_s < BUSY_MOST_S:
             self._busy_s += passed_s
         else:
@@ -51,19 +52,41 @@ class Silence:
         """Reset the silence, because there was traffic."""
         self._silent_s = 0.0
 
-    def _others_ns(self) -> int:
-        """Return how long other threads worked since the last update, in ns. 0 if the kernel does not count it."""
-        before, now = self._times_ns, _times_ns()
-        self._times_ns = now
-        own = threading.get_native_id()
-        return sum(now[thread] - before.get(thread, 0) for thread in now if thread != own)
+    def _others_work(self, passed_s: float) -> bool:
+        """Return whether other threads worked in the time since the last update, `passed_s`. False if the kernel does
+        not count it."""
+        before, now = self._times, _times()
+        self._times = now
+        own, nothing = threading.get_native_id(), _Times(0, 0)
+        others = {thread: times for thread, times in now.items() if thread != own}
+        if any(times.is_ready for times in others.values()):
+            return True
+        worked_ns = sum(times.sum_ns - before.get(thread, nothing).sum_ns for thread, times in others.items())
+        # While this thread waits for a processor, it may have the interpreter's lock, and other threads cannot run.
+        waited_ns = now.get(own, nothing).waited_ns - before.get(own, nothing).waited_ns
+        return bool(others) and worked_ns >= BUSY_SHARE * max(passed_s * 1e9 - waited_ns, 0)
 
 
-def _times_ns() -> dict[int, int]:
+class _Times(NamedTuple):
+    """How long a thread ran, and how long it waited for a processor."""
+
+    ran_ns: int
+    waited_ns: int
+    is_ready: bool = False
+    """Whether it runs, or waits for a processor, now."""
+
+    @property
+    def sum_ns(self) -> int:
+        return self.ran_ns + self.waited_ns
+
+
+def _times() -> dict[int, _Times]:
     found = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(_TASKS):
-            with contextlib.suppress(OSError), open(f"{_TASKS}/{name}/schedstat", "rb") as file:
-                ran, waited, _ = file.read().split()
-                found[int(name)] = int(ran) + int(waited)
+            with contextlib.suppress(OSError), open(f"{_TASKS}/{name}/stat", "rb") as stat:
+                is_ready = stat.read().rpartition(b") ")[2].startswith(b"R")
+                with open(f"{_TASKS}/{name}/schedstat", "rb") as times:
+                    ran, waited, _ = times.read().split()
+                found[int(name)] = _Times(int(ran), int(waited), is_ready)
     return found

@@ -33,7 +33,7 @@ from sandq.errors import (
 )
 from sandq.testing import AsyncBroker, Broker, silence
 from sandq.testing.node import EmbeddedNode, State
-from sandq.testing.silence import BUSY_MOST_S, BUSY_SHARE, UPDATE_MOST_S, Silence
+from sandq.testing.silence import BUSY_MOST_S, BUSY_SHARE, UPDATE_MOST_S, Silence, _Times
 from tests.support.http_client import NO_TLS
 from tests.support.waiting import PATIENCE_S
 
@@ -303,7 +303,7 @@ async def test_stall_of_the_machine_does_not_count_as_waiting(
         return await work()
 
     monkeypatch.setattr(AsyncBroker, "_call", call)
-    monkeypatch.setattr(silence, "_times_ns", dict)
+    monkeypatch.setattr(silence, "_times", dict)
     node: Any = Node()
     await (
         EmbeddedNode.wait_for_clients(node, Silence())
@@ -320,20 +320,36 @@ def test_time_in_which_other_threads_work_or_wait_for_a_processor_is_no_silence(
     thread = threading.get_native_id() + of_another
     second_ns = 1_000_000_000
     busy_ns = round(BUSY_SHARE * second_ns)
-    times = [{thread: 0}, {thread: busy_ns - 1}, {thread: 2 * busy_ns}, {thread: 2 * busy_ns}]
-    monkeypatch.setattr(silence, "_times_ns", partial(next, iter(times)))
+    times = [{thread: _Times(ran_ns, 0)} for ran_ns in (0, busy_ns - 1, 2 * busy_ns, 2 * busy_ns)]
+    monkeypatch.setattr(silence, "_times", partial(next, iter(times)))
     found = Silence()
     found.begin(0.0)
     waited = [round(found.update(now_s, is_settled=False) / UPDATE_MOST_S) for now_s in (1.0, 2.0, 3.0)]
     assert waited == ([1, 1, 2] if of_another else [1, 2, 3])
 
 
+def test_time_in_which_handlers_could_not_run_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other, second_ns = threading.get_native_id(), threading.get_native_id() + 1, 1_000_000_000
+    times = iter([
+        {own: _Times(0, 0), other: _Times(0, 0)},
+        {own: _Times(0, 0), other: _Times(0, 0, is_ready=True)},
+        {own: _Times(0, round(0.8 * second_ns)), other: _Times(round(0.1 * second_ns), 0)},
+        {own: _Times(0, round(0.8 * second_ns)), other: _Times(round(0.2 * second_ns), 0)},
+    ])  # fmt: skip
+    monkeypatch.setattr(silence, "_times", partial(next, times))
+    found = Silence()
+    found.begin(0.0)
+    assert found.update(1.0, is_settled=False) == 0, "a handler waits for a processor"
+    assert found.update(2.0, is_settled=False) == 0, "this thread, which may have the interpreter's lock, waited"
+    assert found.update(3.0, is_settled=False) == UPDATE_MOST_S
+
+
 def test_waiting_for_busy_threads_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     thread = threading.get_native_id() + 1
-    times = ({thread: number * 60_000_000_000} for number in itertools.count())
-    monkeypatch.setattr(silence, "_times_ns", partial(next, times))
+    times = ({thread: _Times(number * 60_000_000_000, 0)} for number in itertools.count())
+    monkeypatch.setattr(silence, "_times", partial(next, times))
     found = Silence()
     found.begin(0.0)
     assert found.update(1.0, is_settled=True) == UPDATE_MOST_S, "no wait is needed once everything is settled"
