@@ -19,7 +19,19 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     node.start()
     yield node
     from kombu import pools
+    from sandq_workers import clients
 
     pools.reset()
+    clients.close_all()
     node.close()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "sandq-client"]
+
+
+@pytest.fixture(autouse=True)
+def own_tasks() -> Iterator[None]:
+    """Forget the tasks of a test's application in the end. Celery would give them to other applications."""
+    from celery import _state
+
+    before = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.intersection_update(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytest.importorskip("celery", reason="`make test` installs requirements-workers.lock")
+
+from sandq_workers.celery.beat import store_schedules
 
 
 class Worker:
@@ -129,12 +132,14 @@ def test_killed_worker_loses_nothing_and_a_warm_stop_gives_back(bench: Bench) ->
     assert second.stop() == 0
 
 
-def test_example_of_the_page_sends_a_task_that_waits(node: NodeProcess) -> None:
+def test_examples_of_the_page_run(node: NodeProcess, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "integrations" / "celery.md").read_text(encoding="utf-8")
-    code = page.partition("```python\n")[2].partition("```")[0]
     names: dict[str, Any] = {"__name__": "shop"}
-    exec(code.replace("sandq://127.0.0.1:7170", f"sandq://{node.address}/page"), names)
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(code.replace("sandq://127.0.0.1:7170", f"sandq://{node.address}/page"), names)
+    assert capsys.readouterr().out == "delayed\ncancelled\n"
     with names["app"].connection() as connection:
         channel = connection.default_channel
         assert channel.basic_get("celery") is None and channel.queue_purge("celery") == 1
+    assert store_schedules(names["app"]).stored == 1
     names["app"].close()

@@ -12,7 +12,7 @@ from sandq.errors import InvalidName, InvalidRequest
 pytest.importorskip("kombu", reason="`make test` installs requirements-workers.lock")
 
 from sandq_workers.kombu.bindings import matches
-from sandq_workers.kombu.envelope import eta_of, incoming, outgoing, route_of
+from sandq_workers.kombu.envelope import eta_of, incoming, key_of, outgoing, route_of, scheduled
 from sandq_workers.names import decoded, encoded
 from sandq_workers.urls import masked, parse
 
@@ -64,7 +64,7 @@ def test_eta_becomes_the_delivery_time_and_is_removed() -> None:
     assert found.deliver_at_ms == eta.timestamp() * 1000 // 1 + 1, "a message is never early: fractions round up"
     assert (found.ttl_ms, found.priority) == (1, 0)
     assert found.options(is_ranked=True)["priority"] == 0 and "priority" not in found.options(is_ranked=False)
-    received = incoming(found.value, found.headers, tag="t", attempt=2)
+    received = incoming(found.value, found.headers, tag="t", attempt=2, name="q/1")
     assert received["headers"] == {"eta": None, "id": "1"} and received["body"] == "[[1], {}, {}]"
     assert received["properties"]["delivery_tag"] == "t"
     assert received["properties"]["delivery_info"] == {"exchange": "", "routing_key": "q", "redelivered": True}
@@ -82,14 +82,40 @@ def test_eta_in_the_past_and_expiration_without_eta() -> None:
 def test_eta_that_is_no_time_stays_for_the_worker(eta: object) -> None:
     assert eta_of(eta) is None
     found = outgoing(payload(headers={"eta": eta}), exchange="", routing_key="q", now_ms=NOW_MS)
-    assert incoming(found.value, found.headers, tag="t", attempt=1)["headers"] == {"eta": eta}
+    assert incoming(found.value, found.headers, tag="t", attempt=1, name="q/1")["headers"] == {"eta": eta}
 
 
 @pytest.mark.parametrize("text", [None, 5, "{", "[]", b"\xff", '{"properties": 5, "headers": []}'])
 def test_message_of_a_different_program_is_a_body_without_headers(text: Any) -> None:
-    found = incoming(b"\xff", {"kombu": text}, tag="t", attempt=1)
+    found = incoming(b"\xff", {"kombu": text}, tag="t", attempt=1, name="q/1")
     assert (found["body"], found["headers"], found["content-type"]) == (b"\xff", {}, "application/data")
     assert route_of({"kombu": text}) == ("", "")
+
+
+def test_id_of_a_task_is_the_unique_key_of_its_message() -> None:
+    task = payload(headers={"id": "t1", "task": "shop.remind"})
+    options = outgoing(task, exchange="", routing_key="q", now_ms=NOW_MS).options(is_ranked=False)
+    assert (options["unique_key"], options["on_conflict"]) == ("t1", "debounce")
+    assert "unique_key" not in outgoing(payload(), exchange="", routing_key="q", now_ms=NOW_MS).options(is_ranked=False)
+
+
+def test_key_of_an_odd_id_is_its_hash() -> None:
+    assert key_of("x" * 200) == "x" * 200 and key_of("ä 1") == "ä 1"
+    for odd in ("x" * 201, "a\nb", "\ud800"):
+        assert key_of(odd).startswith("sha256:") and key_of(odd) == key_of(odd)
+
+
+def test_each_message_of_a_schedule_is_a_task_of_its_own_without_an_instant_of_expiry() -> None:
+    headers = {"id": "t1", "root_id": "t1", "task": "shop.remind", "expires": "2030-01-01T00:00:00+00:00"}
+    sent = outgoing(payload(headers=headers, expiration="5000"), exchange="", routing_key="q", now_ms=NOW_MS)
+    made = scheduled(sent)
+    assert made.unique_key is None and made.ttl_ms == 5000
+    first, again, second = [
+        incoming(made.value, made.headers, tag="t", attempt=1, name=name) for name in ("q/1", "q/1", "q/2")
+    ]
+    task_id = first["headers"]["id"]
+    assert first["headers"] == {**headers, "expires": None, "id": task_id, "root_id": task_id}
+    assert first["properties"]["correlation_id"] == task_id == again["headers"]["id"] != second["headers"]["id"]
 
 
 @pytest.mark.parametrize(

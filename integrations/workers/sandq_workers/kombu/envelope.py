@@ -6,10 +6,16 @@ properties become options of the message, because the broker acts on them:
     headers.eta            deliver_at; workers get the message without it, else they would wait a second time
     properties.expiration  ttl, counted from the delivery time
     properties.priority    priority: 9 - p, in topics with priorities
+
+The id of a task of Celery is the unique key of its message (`key_of`). The id can then be used to cancel or move the
+task, and a message that is sent again after a lost reply replaces the first one. A task that is sent again under its id
+while it runs, for a retry, is a new message, which the key names from then on (`on_conflict="debounce"`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -19,6 +25,10 @@ from kombu.utils.json import dumps, loads
 HEADER: Final = "kombu"
 PRIORITY_MAX: Final = 9
 """The best priority in kombu. In sandq, lower numbers are delivered first."""
+KEY_BYTES: Final = 200
+"""Maximum length of a task's id that is the unique key itself. The key of a longer id is its hash."""
+SCHEDULED: Final = "scheduled"
+"""A field of the rest: the message comes from a schedule, so that the id of its task has yet to be made."""
 
 Payload = dict[str, Any]
 """A message as kombu's virtual transports have it: body, headers, properties, content-type, content-encoding."""
@@ -32,6 +42,8 @@ class Outgoing(NamedTuple):
     deliver_at_ms: int | None
     ttl_ms: int | None
     priority: int
+    unique_key: str | None = None
+    """The id of the task; None if this is no task."""
 
     def options(self, *, is_ranked: bool) -> dict[str, Any]:
         """Return the arguments of `produce`. `is_ranked`: whether the topic has priorities."""
@@ -42,6 +54,8 @@ class Outgoing(NamedTuple):
             options["ttl"] = f"{self.ttl_ms}ms"
         if is_ranked:
             options["priority"] = self.priority
+        if self.unique_key is not None:
+            options |= {"unique_key": self.unique_key, "on_conflict": "debounce"}
         return options
 
 
@@ -66,12 +80,32 @@ def outgoing(payload: Payload, *, exchange: str, routing_key: str, now_ms: int) 
         deliver_at_ms=deliver_at_ms,
         ttl_ms=ttl_of(properties.get("expiration"), wait_ms=0 if deliver_at_ms is None else deliver_at_ms - now_ms),
         priority=PRIORITY_MAX - priority_of(properties.get("priority")),
+        unique_key=key_of(headers["id"]) if "task" in headers and headers.get("id") else None,
     )
 
 
-def incoming(value: bytes, headers: Mapping[str, Any] | None, *, tag: str, attempt: int) -> Payload:
-    """Return the payload of a message. A message that kombu has not sent is a body of bytes without headers."""
+def key_of(task_id: object) -> str:
+    """Return the unique key of a task."""
+    text = str(task_id)
+    data = text.encode("utf-8", "surrogatepass")
+    return text if len(data) <= KEY_BYTES and text.isprintable() else f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def scheduled(message: Outgoing) -> Outgoing:
+    """Return the message of a schedule. Each message that the schedule sends is a task of its own, and expires by its
+    ttl, not at one instant."""
+    rest = loads(message.headers[HEADER])
+    rest = {**rest, "headers": {**rest["headers"], "expires": None}, SCHEDULED: True}
+    return message._replace(headers={HEADER: dumps(rest)}, unique_key=None)
+
+
+def incoming(value: bytes, headers: Mapping[str, Any] | None, *, tag: str, attempt: int, name: str) -> Payload:
+    """Return the payload of a message. A message that kombu has not sent is a body of bytes without headers.
+
+    `name`: topic and id of the message. The id of a task that a schedule has sent is made from it."""
     rest = _rest(headers)
+    if rest.get(SCHEDULED):
+        rest = _with_task_id(rest, str(uuid.uuid5(uuid.NAMESPACE_URL, f"sandq:{name}")))
     properties = _mapping(rest, "properties")
     info = {"exchange": "", "routing_key": "", **_mapping(properties, "delivery_info"), "redelivered": attempt > 1}
     return {
@@ -81,6 +115,11 @@ def incoming(value: bytes, headers: Mapping[str, Any] | None, *, tag: str, attem
         "properties": {**properties, "delivery_tag": tag, "delivery_info": info},
         "body": value.decode("utf-8", "surrogateescape") if rest.get("is_text") else value,
     }
+
+
+def _with_task_id(rest: dict[str, Any], task_id: str) -> dict[str, Any]:
+    headers = {**_mapping(rest, "headers"), "id": task_id, "root_id": task_id}
+    return {**rest, "headers": headers, "properties": {**_mapping(rest, "properties"), "correlation_id": task_id}}
 
 
 def route_of(headers: Mapping[str, Any] | None) -> tuple[str, str]:

@@ -114,6 +114,7 @@ class Leased:
 
     def __init__(self, leases: Leases, message: LeasedMessage) -> None:
         self.value, self.headers, self.attempt = message.value, message.headers, message.attempt
+        self.topic, self.id = message.topic, message.id
         self._leases = leases
         self._message = message
 
@@ -121,9 +122,9 @@ class Leased:
         """Ack the message."""
         self._leases.ack([self._message])
 
-    def nack(self, *, delay_ms: int, count: bool) -> None:
-        """Make the message ready again; `delay_ms` and `count` are 0 and False."""
-        self._leases.nack([self._message], delay_ms=delay_ms, count=count)
+    def give_back(self) -> None:
+        """Make the message ready again."""
+        self._leases.give_back([self._message])
 
     def dead(self, error: str) -> None:
         """Make the message a dead letter."""
@@ -138,4 +139,4 @@ Held = SandqMessage | Leased
 
 def give_back(message: Held) -> Any:
     """Make a message ready for other consumers immediately. The attempt does not count."""
-    return message.nack(delay_ms=0, count=False)
+    return message.give_back()

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from sandq.errors import SandqError, TopicExists, UnknownGroup, UnknownTopic
+from sandq.errors import NotFound, SandqError, TooLate, TopicExists, UnknownGroup, UnknownTopic
+from sandq_workers import clients
 from sandq_workers.kombu.bindings import Bindings
-from sandq_workers.kombu.envelope import Payload, outgoing
-from sandq_workers.names import encoded
+from sandq_workers.kombu.envelope import Payload, key_of, outgoing
+from sandq_workers.names import decoded, encoded
 from sandq_workers.urls import Address
 
 log = logging.getLogger("sandq.workers")
@@ -41,7 +42,7 @@ class Session:
         self.address = address
         self.pid = os.getpid()
         self.users = 0
-        self.client = address.connect("sandq-workers")
+        self.client = clients.acquire(address)
         self.bindings = Bindings(self.client, address.prefix)
         self.temporary: dict[str, dict[str, set[str]]] = {}
         """Temporary queues that this process has declared: their exchanges, and the routing keys in each."""
@@ -50,7 +51,7 @@ class Session:
         try:
             self.bindings.start()
         except BaseException:
-            self.client.close()
+            clients.release(address)
             raise
 
     @property
@@ -164,9 +165,46 @@ class Session:
             is_temporary = self.topic(routing_key) not in self._kinds and self.bindings.is_temporary(routing_key)
             queues, broadcasts = (() if is_temporary else (routing_key,)), is_temporary
         for queue in queues:
-            self._produce(queue, message.value, message.options(is_ranked=self._is_ranked(queue)))
+            self._produce(queue, message.value, message.options(is_ranked=self.is_ranked(queue)))
         if broadcasts:
             self.client.produce(self.exchange_topic(exchange), message.value, headers=message.headers)
+
+    def cancel(self, task_id: str) -> str | None:
+        """Cancel a task that waits. Return "cancelled", or the state in which it is if it is too late; None if no queue
+        knows it."""
+        state: str | None = None
+        for queue in self.queues():
+            try:
+                self.client.messages(self.topic(queue)).cancel(unique_key=key_of(task_id))
+                return "cancelled"
+            except TooLate as error:
+                state = str(error.details.get("state"))
+            except NotFound:
+                continue
+        return state
+
+    def move(self, task_id: str, **when: Any) -> bool:
+        """Change the time of a task that waits. Return False if no queue knows it. Raises TooLate."""
+        for queue in self.queues():
+            with suppress(NotFound):
+                self.client.messages(self.topic(queue)).move(unique_key=key_of(task_id), **when)
+                return True
+        return False
+
+    def why(self, task_id: str) -> dict[str, Any] | None:
+        """Return what a task waits for, with its queue; None if no queue knows it."""
+        for queue in self.queues():
+            with suppress(NotFound):
+                found = self.client.messages(self.topic(queue)).why(unique_key=key_of(task_id))
+                return {"queue": queue, **found}
+        return None
+
+    def queues(self) -> list[str]:
+        """Return the queues that are topics, as far as this process knows: those that are bound to an exchange, and
+        those that it has declared."""
+        bound = [queue for pairs in self.bindings.bound.values() for queue, _ in pairs]
+        declared = [decoded(topic, prefix=self.address.prefix) for topic in self._kinds]
+        return [queue for queue in dict.fromkeys([*declared, *bound]) if not self.bindings.is_temporary(queue)]
 
     def _produce(self, queue: str, value: bytes, options: Mapping[str, Any]) -> None:
         topic = self.topic(queue)
@@ -178,7 +216,8 @@ class Session:
             self.declare_queue(queue, kind=kind, partitions=1, settings={})
             self.client.produce(topic, value, **options)
 
-    def _is_ranked(self, queue: str) -> bool:
+    def is_ranked(self, queue: str) -> bool:
+        """Return whether the topic of a queue has priorities. Create it if it does not exist."""
         topic = self.topic(queue)
         if topic not in self._kinds:
             self.declare_queue(queue, kind="timer", partitions=1, settings={})
@@ -211,7 +250,7 @@ def release(session: Session) -> None:
             del _sessions[session.address]
     for queue in list(session.temporary):
         session.drop_temporary(queue)
-    session.client.close()
+    clients.release(session.address)
 
 
 def _after_fork() -> None:

@@ -34,6 +34,7 @@ from sandq.errors import (
 from sandq_workers.kombu.bindings import matches
 from sandq_workers.kombu.envelope import Payload, incoming, route_of
 from sandq_workers.kombu.feed import CREDIT, Feed, Headed, Held, Leased, Terms, give_back
+from sandq_workers.kombu.revoking import MAILBOX, on_command
 from sandq_workers.kombu.session import Session, acquire, release
 from sandq_workers.urls import Address, masked, parse
 
@@ -249,6 +250,8 @@ class Channel(base.StdChannel):
     def basic_publish(self, message: Payload, exchange: str, routing_key: str, **_: object) -> None:
         """Store a message in the queues that it is routed to. Returns once it is safely stored."""
         with channel_errors("Channel.basic_publish"):
+            if exchange.endswith(MAILBOX):
+                on_command(self._session, message)
             self._session.publish(message, exchange=exchange or "", routing_key=routing_key or "")
 
     # Receiving.
@@ -345,7 +348,8 @@ class Channel(base.StdChannel):
 
     def _received(self, feed: Feed | None, message: Held, no_ack: bool) -> Any:
         tag = str(uuid4())
-        payload = incoming(message.value, message.headers, tag=tag, attempt=message.attempt)
+        name = f"{message.topic}/{message.id}"
+        payload = incoming(message.value, message.headers, tag=tag, attempt=message.attempt, name=name)
         found = self.Message(payload, channel=self)
         if no_ack:
             message.ack()
