@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,35 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.integrations.workers import Worker
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import wait_until
 
 pytest.importorskip("celery", reason="`make test` installs requirements-workers.lock")
 
 from sandq_workers.celery.beat import store_schedules
-
-
-class Worker:
-    """`celery worker` with two processes, in a session of its own: `kill` ends them all with SIGKILL."""
-
-    def __init__(self, name: str, log: Path) -> None:
-        command = (sys.executable, "-m", "celery", "-A", "celery_app", "worker", "-c", "2", "-n", name, "-l", "INFO")
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, cwd=Path(__file__).parent, stdout=out, stderr=out, start_new_session=True
-            )
-        wait_until(lambda: f"{name} ready" in log.read_text(errors="replace"))
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def stop(self) -> int:
-        """Stop it warmly: running tasks end first. Return the exit code."""
-        self.process.terminate()
-        return self.process.wait(PATIENCE_S)
 
 
 class Bench:
@@ -54,7 +30,7 @@ class Bench:
         self._workers: list[Worker] = []
 
     def worker(self, name: str) -> Worker:
-        self._workers.append(Worker(name, self.directory / f"{name}.log"))
+        self._workers.append(Worker("celery_app", name, self.directory / f"{name}.log"))
         return self._workers[-1]
 
     def lines(self) -> list[str]:
