@@ -31,9 +31,9 @@ from sandq.errors import (
     Unauthenticated,
     UnknownTopic,
 )
+from sandq_workers.feed import CREDIT, Feed, Headed, Held, Leased, Terms, give_back
 from sandq_workers.kombu.bindings import matches
 from sandq_workers.kombu.envelope import Payload, incoming, route_of
-from sandq_workers.kombu.feed import CREDIT, Feed, Headed, Held, Leased, Terms, give_back
 from sandq_workers.kombu.revoking import MAILBOX, on_command
 from sandq_workers.kombu.session import Session, acquire, release
 from sandq_workers.urls import Address, masked, parse

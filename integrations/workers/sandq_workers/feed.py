@@ -1,4 +1,4 @@
-"""A subscription whose messages a thread puts into a queue in memory, from which kombu takes them.
+"""A subscription whose messages a thread puts into a queue in memory, from which the framework takes them.
 
 The client extends the leases of all messages that a feed holds, however long a task runs. The credit of the
 subscription limits the number of messages, so the queue in memory needs no limit of its own.
