@@ -25,7 +25,7 @@ class SandqResults(ResultBackend):
 
     def get_result(self, message: Any, *, block: bool = False, timeout: int | None = None) -> Any:
         """Return the result of a message. With `block`, wait for it for `timeout` milliseconds, in pauses that grow
-        from 5 ms to half a second. Raises ResultMissing, ResultTimeout, or what the actor has raised."""
+        from 5 ms to half a second. Raises ResultMissing, ResultTimeout; ResultFailure if the actor failed."""
         key = self.build_message_key(message)
         ends_at = time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout) / 1000
         pauses = naps(_NAP_MOST_S)
