@@ -102,16 +102,19 @@ MAY_READ = {
 }
 # `sandq` and `sandq.sync` load the embedded broker when it is used. Its modules may import them.
 EMBEDDED = "sandq.embed"
-# These libraries come with the extras sandq[spark], sandq[sql] and sandq-client[otel]. All other code runs without
+# These libraries come with the extras sandq[spark], sandq[sql], sandq-client[otel] and those of sandq-workers. All other code runs without
 # them.
-EXTRA = {"amqp", "celery", "duckdb", "kombu", "opentelemetry", "pyarrow", "pyspark", "sqlglot"}
+EXTRA = {
+    *("amqp", "celery", "django", "django_tasks", "dramatiq", "duckdb", "kombu", "opentelemetry", "pyarrow"),
+    *("pyspark", "sqlglot", "taskiq"),
+}
 MAY_USE_EXTRA = (
     "sandq.client.tracing",
     "sandq.spark",
     "sandq.sql",
     "sandctl.pipeline",
     "pyspark_sandq",
-    "sandq_workers.kombu",
+    "sandq_workers",
 )
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
 
