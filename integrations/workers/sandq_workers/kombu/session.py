@@ -46,8 +46,12 @@ class Session:
         self.bindings = Bindings(self.client, address.prefix)
         self.temporary: dict[str, dict[str, set[str]]] = {}
         """Temporary queues that this process has declared: their exchanges, and the routing keys in each."""
+        self._ranked: set[str] = set()
+        """Temporary queues with priorities."""
         self._groups: dict[str, str] = {}
         self._kinds: dict[str, str] = {}
+        """Kinds of the topics of queues that this process has declared."""
+        self._exchange_kinds: dict[str, str] = {}
         try:
             self.bindings.start()
         except BaseException:
@@ -95,10 +99,14 @@ class Session:
             return self.bindings.is_temporary(queue)
         return True
 
-    def declare_temporary(self, queue: str, *, is_exclusive: bool) -> None:
-        """Declare a temporary queue. Until it is bound, it gets what is sent to it by its name."""
+    def declare_temporary(self, queue: str, *, is_exclusive: bool, is_ranked: bool) -> None:
+        """Declare a temporary queue. Until it is bound, it gets what is sent to it by its name.
+
+        `is_ranked`: it has priorities, if it is the first one of its exchange."""
         if queue not in self.temporary:
             self.temporary[queue] = {}
+            if is_ranked:
+                self._ranked.add(queue)
             if is_exclusive:
                 self._groups[queue] = f"{encoded(queue)}.{uuid.uuid4().hex[:8]}"
             self.bindings.add_temporary(queue)
@@ -109,7 +117,8 @@ class Session:
         if not keys:
             topic = self.exchange_topic(exchange)
             with suppress(TopicExists):
-                self.client.admin.create_topic(topic, **_BROADCAST)
+                kind = "priority" if queue in self._ranked else "timer"
+                self.client.admin.create_topic(topic, kind=kind, **_BROADCAST)
             self._begin_group(topic, self.group(queue))
             self.bindings.broadcast(exchange)
         keys.add(key)
@@ -139,6 +148,7 @@ class Session:
             with suppress(SandqError):  # another consumer may have it, or the cluster may be away: `group_ttl` ends it
                 self.client.admin.delete_group(self.exchange_topic(exchange), self.group(queue), force=True)
         self._groups.pop(queue, None)
+        self._ranked.discard(queue)
         with suppress(SandqError):
             self.bindings.remove_temporary(queue)
 
@@ -167,7 +177,12 @@ class Session:
         for queue in queues:
             self._produce(queue, message.value, message.options(is_ranked=self.is_ranked(queue)))
         if broadcasts:
-            self.client.produce(self.exchange_topic(exchange), message.value, headers=message.headers)
+            topic = self.exchange_topic(exchange)
+            if topic not in self._exchange_kinds:
+                self._exchange_kinds[topic] = self.client.admin.topic(topic).kind
+            options = message.options(is_ranked=self._exchange_kinds[topic] in _RANKED)
+            options.pop("deliver_at", None)  # workers of a broadcast are those of now
+            self.client.produce(topic, message.value, **options)
 
     def cancel(self, task_id: str) -> str | None:
         """Cancel a task that waits. Return "cancelled", or the state in which it is if it is too late; None if no queue

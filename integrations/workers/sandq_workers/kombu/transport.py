@@ -153,15 +153,15 @@ class Channel(base.StdChannel):
     ) -> Any:  # fmt: skip
         """Declare a queue: a topic, or a temporary queue if it is exclusive or deleted with its last consumer."""
         name = queue or f"amq.gen-{uuid4()}"
+        is_ranked = "x-max-priority" in (arguments or {})
         with channel_errors("Channel.queue_declare"):
             if passive:
                 if not self._session.exists(name):
                     raise _not_found("queue", name, "Channel.queue_declare")
                 return queue_declare_ok_t(name, self._size(name), 0)
             if exclusive or (auto_delete and not durable):
-                self._session.declare_temporary(name, is_exclusive=exclusive)
+                self._session.declare_temporary(name, is_exclusive=exclusive, is_ranked=is_ranked)
             else:
-                is_ranked = "x-max-priority" in (arguments or {})
                 ttl_ms = (arguments or {}).get("x-message-ttl")
                 ttl = {} if ttl_ms is None else {"ttl": f"{ttl_ms}ms"}
                 self._session.declare_queue(
@@ -502,10 +502,10 @@ class Transport(base.Transport):
         """Return whether this process can use the connection."""
         return self._session is not None and not self._session.is_foreign
 
-    def create_channel(self, connection: object) -> Channel:
-        """Create a channel."""
-        channel = Channel(self)
-        self.channels.append(channel)
+    def create_channel(self, connection: Transport) -> Channel:
+        """Create a channel of a connection: not always of this one, if the URL has alternatives and this one failed."""
+        channel = Channel(connection)
+        connection.channels.append(channel)
         return channel
 
     def close_channel(self, channel: Channel) -> None:
