@@ -14,7 +14,7 @@ DOCS_STAMP := .venv/.docs-up-to-date
 
 PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks integrations/workers/sandq_workers)
 
-.PHONY: setup spark demo system test test-fast test-long test-interop test-flaky test-pythons check docs bench bench-peers release clean
+.PHONY: setup spark demo system test test-fast test-long test-interop test-suites test-flaky test-pythons check docs bench bench-peers release clean
 
 setup: $(STAMP)
 
@@ -70,6 +70,10 @@ test-pythons: $(STAMP) system
 # Beside other products' programs.
 test-interop: $(STAMP) system
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m interop tests/interop
+
+# kombu's own integration tests, which are downloaded.
+test-suites: $(WORKERS_STAMP) system
+	$(BIN)/python -m tests.support.suites
 
 # All suites again and again on a machine that is loaded on purpose: each test that is not always green is named.
 test-flaky: $(SPARK_STAMP) $(DOCS_STAMP) $(WORKERS_STAMP) system
