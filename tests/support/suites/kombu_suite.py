@@ -1,4 +1,4 @@
-"""kombu's own integration tests for the transport. `python -m tests.support.suites` copies this file beside them."""
+"""kombu's own integration tests for the transport. `python -m tests.support.suites` copies this file to them."""
 
 from __future__ import annotations
 

@@ -168,6 +168,7 @@ def test_only_one_module_imports_leveldb() -> None:
         "requirements-peers.lock",
         "requirements-docs.lock",
         "requirements-workers.lock",
+        "requirements-suites.lock",
         "packaging/release.lock",
     ],
 )
