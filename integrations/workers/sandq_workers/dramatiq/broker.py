@@ -126,7 +126,7 @@ class SandqBroker(dramatiq.Broker):
         while self._has_messages(queue_name):
             nap_s = next(pauses)
             if ends_at is not None and time.monotonic() + nap_s > ends_at:
-                raise QueueJoinTimeout(queue_name)  # type: ignore[no-untyped-call]
+                raise QueueJoinTimeout(queue_name)
             time.sleep(nap_s)
 
     def _has_messages(self, queue_name: str) -> bool:
@@ -137,7 +137,7 @@ class SandqBroker(dramatiq.Broker):
 
     def _check(self, queue_name: str) -> None:
         if queue_name not in self.queues:
-            raise QueueNotFound(queue_name)  # type: ignore[no-untyped-call]
+            raise QueueNotFound(queue_name)
 
     # Messages.
 
@@ -233,7 +233,7 @@ class _Consumer(dramatiq.Consumer):
         found = self._feed.take()
         if found is None:
             if self._feed.error is not None:
-                raise ConnectionClosed(self._feed.error)  # type: ignore[no-untyped-call]
+                raise ConnectionClosed(self._feed.error)
             return None
         _, held = found
         try:
@@ -271,4 +271,4 @@ def _connection_errors() -> Iterator[None]:
     try:
         yield
     except Retriable as error:
-        raise ConnectionClosed(error) from error  # type: ignore[no-untyped-call]
+        raise ConnectionClosed(error) from error

@@ -32,11 +32,11 @@ class SandqResults(ResultBackend):
         while (found := self._get(key)) is Missing:
             left_s = ends_at - time.monotonic()
             if not block:
-                raise ResultMissing(message)  # type: ignore[no-untyped-call]
+                raise ResultMissing(message)
             if left_s <= 0:
-                raise ResultTimeout(message)  # type: ignore[no-untyped-call]
+                raise ResultTimeout(message)
             time.sleep(min(next(pauses), left_s))
-        return self.unwrap_result(found)  # type: ignore[no-untyped-call]
+        return self.unwrap_result(found)
 
     def _get(self, message_key: str) -> Any:
         entry = self._keys.call(lambda keys: keys.get(message_key))
