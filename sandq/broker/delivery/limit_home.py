@@ -16,10 +16,12 @@ from typing import Any, Final, NamedTuple
 
 from sandq.broker.delivery.limit_plan import LimitPlan, PartitionUse
 from sandq.model.group_limits import limit_used, next_epoch
+from sandq.model.row_fields import COUNT, integer, is_name
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
 from sandq.partition.limits.allowance import Definition
 from sandq.partition.limits.ledger import LedgerStatus, Share
+from sandq.partition.limits.limit_checks import DEBT_US, RISING_MOST, is_allowance, row_of
 from sandq.partition.partition_status import Status
 
 ASK_MS: Final = 200
@@ -28,6 +30,16 @@ FRESH_MS: Final = 3 * ASK_MS
 """Time in ms for which the report of a starved partition is valid."""
 LEFT: Final = -1
 """Epoch in the report of a group that no longer uses a named limit."""
+
+
+def _is_limit(name: Any) -> bool:
+    """Return whether this is the name of a named limit, or empty."""
+    return name == "" or is_name(name)
+
+
+_is_report: Final = row_of(
+    *(is_name, _is_limit, COUNT, integer(LEFT, RISING_MOST)), *[COUNT] * 3, DEBT_US, *[COUNT] * 4
+)
 
 
 class Offer(NamedTuple):
@@ -50,6 +62,13 @@ class Offer(NamedTuple):
     """The fields of the `LimitPause`. None if the limit was never paused."""
     limit: str = ""
     """Name of the named limit. Empty if the limits are the group's own."""
+
+    @classmethod
+    def parse(cls, row: Any) -> Offer | None:
+        """Parse an offer from another node. Return None if the offer is malformed."""
+        if not isinstance(row, tuple) or not row or not _is_limit(row[-1]) or not is_allowance(row[:-1]):
+            return None
+        return cls(*row)
 
 
 class Report(NamedTuple):
@@ -84,9 +103,7 @@ class Report(NamedTuple):
     @classmethod
     def parse(cls, row: Any) -> Report | None:
         """Parse a report from another node. Return None if the report is malformed."""
-        if not isinstance(row, tuple) or [type(part) for part in row] != [str, str, *[int] * 10]:
-            return None
-        return cls(*row)
+        return cls(*row) if _is_report(row) else None
 
 
 def report_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Report | None:

@@ -195,7 +195,9 @@ class LimitPlan:
         """
         # A partition that waits for acks, not for the rate, would not use the units that others leave to it.
         served = [self._served[one] for one, use in starved.items() if use.wants_units and not use.wants_in_flight]
-        most = min(served, default=_ANY) + max([use.needed for use in starved.values()])
+        if not served:
+            return list(starved)
+        most = min(served) + max([use.needed for use in starved.values()])
         return [
             partition
             for partition, use in starved.items()

@@ -28,24 +28,16 @@ from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.model.errors import SandqError
-from sandq.model.group_limits import is_unit, limit_used
+from sandq.model.group_limits import limit_used
 from sandq.model.limits import FIXED
 from sandq.model.names import LIMITS_TOPIC
-from sandq.model.pauses import BY_CHARS, FOREVER
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
-from sandq.partition.limits.allowance import Definition
 from sandq.partition.limits.ledger import LedgerStatus, Member
 from sandq.protocol.peer import PeerFrame
 
-_ASKED: Final = [str, *[int] * 6]
-"""Types of the first fields of an `Offer`."""
 JOINING_MOST: Final = FIXED.limit_members
 """Maximum number of members of a limit that wait for their first entry in its ledger."""
-
-
-_NUMBER_MOST: Final = 86_400_000_000
-"""Greatest number in a definition of a named limit."""
 
 
 class _Known:
@@ -369,34 +361,9 @@ def _has_nothing(report: Report, ledger: LedgerStatus) -> bool:
     return report.version == 0 and report.epoch in (0, ledger.limit.epoch)
 
 
-def _is_definition(row: Any) -> bool:
-    """Return whether this is the definition of a named limit."""
-    if not isinstance(row, tuple) or len(row) != len(Definition._fields):
-        return False
-    *numbers, unit = row
-    are_numbers = all(one is None or (type(one) is int and 1 <= one <= _NUMBER_MOST) for one in numbers)
-    return are_numbers and (numbers[1] is None) == (numbers[2] is None) and (unit is None or is_unit(unit))
-
-
-def _is_pause(row: Any) -> bool:
-    """Return whether this is the pause of a named limit."""
-    if not isinstance(row, tuple) or [type(part) for part in row] != [int, int, str]:
-        return False
-    version, until_ms, by = row
-    return version > 0 and 0 <= until_ms <= FOREVER and len(by) <= BY_CHARS
-
-
 def _items(body: Any) -> list[Offer] | None:
     """Return the shares in a LIMITS_ASKED frame; None if the frame is malformed."""
     if not isinstance(body, tuple) or [type(part) for part in body] != [int, tuple]:
         return None
-    items: list[Offer] = []
-    for row in body[1]:
-        if not isinstance(row, tuple) or [type(part) for part in row[:-3]] != _ASKED or not isinstance(row[-1], str):
-            return None
-        if row[-3] is not None and not _is_definition(row[-3]):
-            return None
-        if row[-2] is not None and not _is_pause(row[-2]):
-            return None
-        items.append(Offer(*row))
-    return items
+    offers = [Offer.parse(row) for row in body[1]]
+    return None if None in offers else [offer for offer in offers if offer is not None]

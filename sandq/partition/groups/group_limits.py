@@ -26,6 +26,7 @@ from sandq.partition.limits.allowance import Allowance, AllowanceStatus, Definit
 from sandq.partition.limits.buckets import renewed
 from sandq.partition.limits.cost_budget import CostBudget
 from sandq.partition.limits.ledger import Confirmed, Ledger, LedgerStatus, Member, Share
+from sandq.partition.limits.limit_checks import check_command
 from sandq.partition.shared_state import SharedState
 
 HOME: Final = 0
@@ -126,7 +127,9 @@ class GroupLimits:
 
     def allow(self, step: Step, command: c.AllowLimit) -> None:
         """Set allowances of groups. Ignore an allowance that is older than the current one, or belongs to other
-        limits. A newer definition of a named limit replaces the allowance, and a newer pause the pause."""
+        limits. A newer definition of a named limit replaces the allowance, and a newer pause the pause. Raise
+        InvalidRequest if a field is wrong."""
+        check_command(command)
         for name, assigned, epoch, version, in_flight, units, given_us, definition, pause in command.items:
             allowance = self._allowances.get(name)
             if allowance is None or allowance.assigned != assigned:
@@ -147,7 +150,8 @@ class GroupLimits:
 
     def share(self, step: Step, command: c.ShareLimit) -> None:
         """Change the ledger of a group or of a named limit: first apply the reports of partitions, then the new
-        targets."""
+        targets. Raise InvalidRequest if a field is wrong."""
+        check_command(command)
         view = step.view
         ledger = self._ledgers.get(command.group)
         if ledger is None or ledger.limit.epoch != command.epoch:
@@ -169,7 +173,9 @@ class GroupLimits:
         self._store(step, command.group)
 
     def pause(self, step: Step, command: c.PauseLimit) -> LimitPause:
-        """Pause or resume a named limit, and return its pause. Raise NotFound if this is not the home of the limit."""
+        """Pause or resume a named limit, and return its pause. Raise NotFound if this is not the home of the limit,
+        and InvalidRequest if a field is wrong."""
+        check_command(command)
         ledger = self._ledgers.get(command.limit)
         if ledger is None or not ledger.limit.is_named:
             raise NotFound(f"there is no limit {command.limit!r}", limit=command.limit)

@@ -51,7 +51,8 @@ def test_offers_are_accepted(shares: LimitShares, offer: Any) -> None:
             (7, ((*OFFER[:8], pause, "llm"),))
             for pause in ((), PAUSE[:2], (0, 5, "o"), (1, -1, "o"), (1, 2**48, "o"), (1, 5, "o" * 601), (1, True, "o"))
         ],
-        *[(7, ((*OFFER[:at], None, *OFFER[at + 1 :]),)) for at in range(7)],
+        *[(7, ((*OFFER[:at], wrong, *OFFER[at + 1 :]),)) for at in range(7) for wrong in (None, -1, 2**63, "no name")],
+        (7, ((*OFFER[:9], "no name"),)),
         *[
             (7, ((*OFFER[:7], definition, PAUSE, "llm"),))
             for definition in (
@@ -73,7 +74,16 @@ def test_malformed_offers_are_refused(shares: LimitShares, body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [(), REPORT[:11], (*REPORT, 0), ("g", None, *REPORT[2:]), ("g", "llm", "1", *REPORT[3:])]
+    "row",
+    [
+        (),
+        REPORT[:11],
+        (*REPORT, 0),
+        ("g", None, *REPORT[2:]),
+        ("", *REPORT[1:]),
+        ("g", "no name", *REPORT[2:]),
+        *[(*REPORT[:at], wrong, *REPORT[at + 1 :]) for at in range(2, 12) for wrong in ("1", -2, 2**63, True)],
+    ],
 )
 def test_malformed_reports_are_refused(shares: LimitShares, row: Any) -> None:
     assert not shares.on_frame("node2", PeerFrame.LIMITS_TOLD, (7, 8, (row,)))
