@@ -112,7 +112,7 @@ def show(name: str) -> None:
 def pause(name: str, until: int | None, for_: timedelta | None) -> None:
     """Stop deliveries to all groups that use the limit NAME, until it is resumed, or up to an end.
 
-    
+    \b
       sandctl limit pause llm --for 1m
       sandctl limit pause llm
 
@@ -136,7 +136,7 @@ def pause(name: str, until: int | None, for_: timedelta | None) -> None:
 def resume(name: str) -> None:
     """End the pause of the limit NAME, also one by a consumer.
 
-    
+    \b
       sandctl limit resume llm
     """
 
