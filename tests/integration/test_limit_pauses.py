@@ -160,3 +160,5 @@ async def test_mistakes_are_named(api: sandq.Client) -> None:
     secret = sandq.new_push_secret()
     with pytest.raises(InvalidSetting, match="uses no named limit to pause"):
         await api.admin.set_push("t", "g", "https://example.com/", secrets=secret, on_429="pause_limit")
+    with pytest.raises(InvalidRequest, match="it has no messages"):
+        await api.admin.set_push("sandq.limits", "llm", "https://example.com/", secrets=secret)

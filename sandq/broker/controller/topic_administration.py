@@ -326,6 +326,7 @@ class TopicAdministration:
                     await self._changes.commit(m.SetPush(name, group, None))
                     log.info("group is not pushed any more", topic=name, group=group)
                 return None
+            check_not_internal(name, "it has no messages")
             push = changed_push(old, request.push)
             if push.get("on_429") == PAUSE_TENANT and kind != FAIR:
                 problem = f"on_429: topic {name!r} is a {kind} topic, and only a fair topic has tenants to pause"
