@@ -225,8 +225,11 @@ class Catalog:
         return self._routes.led_here
 
     def leader(self, topic: OpenTopic, partition: int) -> str | None:
-        """Return the leader of a partition, as far as this node knows; None if no leader is known."""
-        return self._routes.leader(topic.record.partitions[partition].group)
+        """Return the leader of a partition, as far as this node knows; None if no leader is known.
+
+        The metadata may have more partitions than the opened topic."""
+        partitions = topic.record.partitions
+        return self._routes.leader(partitions[partition].group) if partition < len(partitions) else None
 
     def _unknown(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
         """Return the error for an object that this node does not know.

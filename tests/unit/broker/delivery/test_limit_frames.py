@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from sandq.broker.catalog import Catalog
 from sandq.broker.delivery.limit_shares import LimitShares
+from sandq.partition.limits.ledger import Member
 from sandq.protocol.peer import PeerFrame
+from tests.support.nodes.fake_links import FakeLinks
 
 DEFINITION = (50, 667, 1500, "tokens")
 PAUSE = (7, 5000, "an operator")
@@ -88,3 +91,23 @@ def test_malformed_offers_are_refused(shares: LimitShares, body: Any) -> None:
 def test_malformed_reports_are_refused(shares: LimitShares, row: Any) -> None:
     assert not shares.on_frame("node2", PeerFrame.LIMITS_TOLD, (7, 8, (row,)))
     assert not shares.on_frame("node2", PeerFrame.LIMITS_TOLD, (7, 8, row, 5))
+
+
+class Opened(Catalog):
+    """The metadata has the partitions 7 and 8 of a topic. This node has opened only the first."""
+
+    view: Any = SimpleNamespace(partition_of_group={7: ("t", 0), 8: ("t", 1)})
+
+    def __init__(self) -> None:
+        self.topics: Any = {"t": SimpleNamespace(record=SimpleNamespace(partitions=[SimpleNamespace(group=7)]))}
+        self._routes: Any = SimpleNamespace(leader=lambda group: "node2")
+
+
+def test_member_in_a_partition_that_is_not_opened_yet_has_no_leader() -> None:
+    links = FakeLinks("node2")
+    nothing: Any = None
+    shares = LimitShares("node1", Opened(), links, nothing, nothing)
+    assert shares._has_leader(Member(7, 1, "g")) and not shares._has_leader(Member(8, 1, "g"))
+    for group in (7, 8):
+        shares._ask(group, [])
+    assert [body[0] for _, _, body in links.sent] == [7]
