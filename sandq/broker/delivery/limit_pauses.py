@@ -24,10 +24,12 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.model.errors import InvalidRequest, NotFound, SandqError, TimedOut, Unavailable
 from sandq.model.logger import get_logger
-from sandq.model.names import LIMITS_TOPIC, check_name
+from sandq.model.names import LIMITS_TOPIC
 from sandq.model.pauses import BY_CHARS, FOREVER, pause_text
+from sandq.model.row_fields import COUNT, TIME, U64, integer, is_name, text
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
+from sandq.partition.limits.limit_checks import row_of
 from sandq.protocol.peer import PeerFrame
 
 log = get_logger("sandq.broker")
@@ -42,8 +44,9 @@ WAIT_S: Final = 2 * ANSWER_S
 ANSWERS_AT_ONCE: Final = 64
 """Maximum number of requests of other nodes that are being answered. A further request is dropped: it is repeated by
 the client."""
-_REQUEST_FIELDS: Final = [int, int, str, int, str]
-_REPLY_FIELDS: Final = [int, int, int, int, str]
+_is_request: Final = row_of(U64, U64, is_name, integer(1, FOREVER - 1), text(BY_CHARS))
+"""Check of a request: FOREVER would pause until the limit is resumed."""
+_is_reply: Final = row_of(U64, TIME, COUNT, COUNT, text())
 
 
 class Held(NamedTuple):
@@ -201,20 +204,15 @@ class LimitPauses:
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
         """Handle a frame from another node. Return True if the frame is well-formed and for this component."""
-        if not isinstance(body, tuple):
-            return False
-        fields = [type(part) for part in body]
-        if kind == PeerFrame.LIMIT_PAUSE_ASKED and fields == _REQUEST_FIELDS:
+        if kind == PeerFrame.LIMIT_PAUSE_ASKED and _is_request(body):
             number, group, limit, until_ms, by = body
-            if not _is_valid(limit, until_ms, by):
-                return False
             leader = self._catalog.by_group.get(group)
             if leader is not None and self._answering < ANSWERS_AT_ONCE:
                 self._answering += 1
                 command = c.PauseLimit(limit, until_ms, by, is_longer=True)
                 self._nursery.start_soon(self._answer, node, number, leader, command)
             return True
-        if kind == PeerFrame.LIMIT_PAUSE_TOLD and fields == _REPLY_FIELDS:
+        if kind == PeerFrame.LIMIT_PAUSE_TOLD and _is_reply(body):
             number, *held = body
             asked = self._asked.get(number)
             if asked is not None and asked.node == node:  # otherwise the reply came too late
@@ -247,12 +245,3 @@ def _checked(limit: str, result: Held) -> int:
             members=result.members,
         )
     return result.until_ms
-
-
-def _is_valid(limit: str, until_ms: int, by: str) -> bool:
-    """Return whether another node may ask for this pause."""
-    try:
-        check_name("limit", limit)
-    except InvalidRequest:
-        return False
-    return 0 < until_ms < FOREVER and len(by) <= BY_CHARS  # FOREVER would pause until it is resumed

@@ -238,6 +238,10 @@ async def test_requests_of_other_nodes_are_answered(monkeypatch: pytest.MonkeyPa
         (PeerFrame.LIMIT_PAUSE_ASKED, (9, HOME_GROUP, "llm", True, BY)),
         (PeerFrame.LIMIT_PAUSE_TOLD, (9, 5000, 2, 2)),
         (PeerFrame.LIMIT_PAUSE_TOLD, (9, 5000, 2, 2, None)),
+        (PeerFrame.LIMIT_PAUSE_TOLD, (9, -1, 2, 2, "")),
+        (PeerFrame.LIMIT_PAUSE_TOLD, (9, U48_MAX + 1, 1, 2, "")),
+        (PeerFrame.LIMIT_PAUSE_TOLD, (9, 5000, -1, 2, "")),
+        (PeerFrame.LIMIT_PAUSE_TOLD, (9, 5000, 2, 2, "e" * 5000)),
         (PeerFrame.PAUSE_TOLD, (9, 5000, 2, 2, "")),
     ],
 )
