@@ -244,7 +244,7 @@ class LimitHome:
         Skip partitions that were asked recently. `leaving`: members that must be asked whether they have left."""
         definition = Definition.of(ledger.limit) if ledger.limit.is_named else None
         is_any_starved = own.is_starved or self.is_any_starved(now_ms)
-        unpaused = set(self.unpaused(ledger)) if _is_pause_current(ledger, now_ms) else set[int]()
+        unpaused = set(self.unpaused(ledger))
         all_shares = {partition: Share(confirmed=False) for partition in ledger.unheard} | ledger.shares
         for partition, share in all_shares.items():
             epoch, version = ledger.limit.epoch, share.version
@@ -288,7 +288,7 @@ class LimitHome:
         """Return whether the home partition must be checked again after `ASK_MS`, even if nothing changes."""
         if ledger.unheard or any([not share.confirmed for share in ledger.shares.values()]):
             return True
-        if _is_pause_current(ledger, now_ms) and self.unpaused(ledger):
+        if self.unpaused(ledger):
             return True
         return own.is_starved or self.is_any_starved(now_ms)
 
@@ -312,11 +312,6 @@ class LimitHome:
                 if 0 <= now_ms - reported_ms < FRESH_MS
             ]
         )
-
-
-def _is_pause_current(ledger: LedgerStatus, now_ms: int) -> bool:
-    """Return whether members must know the last change of a limit's pause: it is paused, or was resumed."""
-    return ledger.pause.until_ms > now_ms or (ledger.pause.version > 0 and not ledger.pause.until_ms)
 
 
 def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> bool:

@@ -7,9 +7,10 @@ from typing import Any
 from sandq.broker.delivery.limit_home import ASK_MS, FRESH_MS, LimitHome, Report
 from sandq.broker.delivery.limit_plan import ROTATION_MS, LimitPlan, PartitionUse
 from sandq.model.group_limits import GroupLimit
+from sandq.model.pauses import FOREVER
 from sandq.partition import commands as c
-from sandq.partition.limits.allowance import fresh
-from sandq.partition.limits.ledger import Confirmed, Ledger
+from sandq.partition.limits.allowance import LimitPause, fresh
+from sandq.partition.limits.ledger import Confirmed, Ledger, Member
 
 NOW_MS = 1_000_000
 
@@ -212,3 +213,21 @@ def test_partitions_that_wait_for_acks_have_turns_after_very_many_units() -> Non
         uses = {number: PartitionUse(0, 0, 0, used, 1, TOKENS.burst or 0) for number in (1, 2)}
         uses[0] = PartitionUse(0, 1, TOKENS.burst or 0, 0)
         assert plan.plan(limit, uses, NOW_MS + used) != {}
+
+
+def test_member_that_missed_a_shorter_pause_is_asked_after_its_end() -> None:
+    """The member may still apply an earlier, longer pause."""
+    own, home = fresh(GroupLimit(1, 0, 5, None, None), True), LimitHome()
+    ledger = Ledger(own, {4096: Member(7, 1, "g")})
+    report = Report("g", "llm", 1, 1, 0, 0, 0, 0, 0, 0, 0, pause=2)
+    home.heard(4096, report, NOW_MS)
+    ledger.confirm([Confirmed(4096, 0, 0, 0)], NOW_MS * 1000)
+    own.pause = LimitPause(2, FOREVER, "an operator")
+    nothing = Report("llm", "", 1, 1, 0, 0, 0, 0, 0, 0, 0)
+    assert not [*home.asks(ledger.status(), nothing, NOW_MS)] and not home.needs_recheck(
+        ledger.status(), nothing, NOW_MS
+    )
+    own.pause = LimitPause(3, NOW_MS + 200, "an operator")
+    later_ms = NOW_MS + 60_000
+    ((number, offer),) = home.asks(ledger.status(), nothing, later_ms)
+    assert (number, offer.pause) == (4096, own.pause) and home.needs_recheck(ledger.status(), nothing, later_ms)
