@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from sandq.model.errors import NotFound
 from sandq.model.group_limits import limits_of
 from sandq.model.limits import FIXED
+from sandq.model.pauses import set_back_end
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.step import Step
@@ -211,12 +212,15 @@ class GroupLimits:
             self._store(step, group.name)
 
     def set_back(self, step: Step, old_ms: int) -> None:
-        """Adjust to a clock reset, which sets the partition's time back from `old_ms` to that of `step`."""
+        """Adjust to a clock reset, which sets the partition's time back from `old_ms` to that of `step`. In the home,
+        shorten the pauses that the wrong clock has most likely set."""
         for name, allowance in self._allowances.items():
-            before = allowance.pause
             allowance.set_back(old_ms * 1000, _now_us(step))
-            if name in self._ledgers and allowance.pause != before:
-                allowance.pause = allowance.pause._replace(version=before.version + 1)  # for the members of the limit
+            pause = allowance.pause
+            until_ms = set_back_end(pause.until_ms, old_ms, step.now_ms)
+            # A member keeps the pause as it is in the home, which perhaps has a correct clock.
+            if name in self._ledgers and until_ms != pause.until_ms:
+                allowance.pause = pause._replace(version=pause.version + 1, until_ms=until_ms)
             self._store(step, name)
 
     def _first_reports(self, ledger: Ledger, joined: list[int], reports: Sequence[Sequence[Any]]) -> list[Confirmed]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sandq.model.group_limits import GroupLimit
-from sandq.model.pauses import set_back_end
 from sandq.partition.limits.buckets import NO_PART, Part, available, free_us, merge, owed_us, served, split
 
 
@@ -192,10 +191,7 @@ class Allowance:
             self.part = served(self.limit, self.part, units, now_us)
 
     def set_back(self, old_us: int, now_us: int) -> None:
-        """Keep the debt when a clock reset sets the time back from `old_us` to `now_us`. Shorten a pause that the wrong
-        clock has most likely set."""
-        until_ms = set_back_end(self.pause.until_ms, old_us // 1000, now_us // 1000)
-        self.pause = self.pause._replace(until_ms=until_ms)
+        """Keep the debt when a clock reset sets the time back from `old_us` to `now_us`."""
         self.part = self.part._replace(arrival_us=now_us + max(self.part.arrival_us - old_us, 0))
 
 

@@ -159,3 +159,10 @@ def test_clock_reset_shortens_the_pause_of_a_wrong_clock() -> None:
     assert bench.apply(1000, c.ClockReset(T + 1000))[0]["outcome"] == "begun"
     after = known(bench, "llm")
     assert after.until_ms == T + 61_000 and after.version > before.version, "its members must know the new end"
+
+
+def test_clock_reset_of_a_member_keeps_the_pause_of_the_home() -> None:
+    bench = member([1, T + 120_000, BY])
+    bench.apply(60_000, c.Clock())
+    assert bench.apply(1000, c.ClockReset(T + 1000))[0]["outcome"] == "begun"
+    assert known(bench) == LimitPause(1, T + 120_000, BY)
