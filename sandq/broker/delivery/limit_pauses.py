@@ -174,15 +174,17 @@ class LimitPauses:
 
     async def _pause_here(self, leader: PartitionLeader, command: c.PauseLimit) -> Held | None:
         """Pause or resume a limit through the log of its home, and wait until its members confirm this. Return None if
-        the log does not store it in time."""
+        the log does not store it in time. Raise NotFound if there is no such limit."""
         pause = None
         with trio.move_on_after(HOLD_S):
             pause = await leader.raft_group.call(command, BEHIND)
             await self.shares.until_paused(leader, command.limit)
         limits = leader.raft_group.status.limits
         ledger = None if limits is None else limits.ledgers.get(command.limit)
-        if pause is None or ledger is None:
+        if pause is None:
             return None
+        if ledger is None:
+            raise NotFound(f"there is no limit {command.limit!r}: it was deleted meanwhile", limit=command.limit)
         unpaused = self.shares.unpaused(leader, command.limit)
         return Held(pause.until_ms, len(ledger.members) - len(unpaused), len(ledger.members))
 

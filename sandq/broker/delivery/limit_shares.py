@@ -162,10 +162,9 @@ class LimitShares:
         gone, leaving, view = home.gone(ledger), set[int](), self._catalog.view
         for number, member in ledger.members.items():
             topic, _ = view.partition_of_group.get(member.raft_group, ("", -1))
-            if not topic:
-                if member.raft_group < view.next_group:  # the topic was deleted
-                    gone.append(number)
-            elif limit_used(view.topics[topic].settings, member.group) != (member.assigned, name):
+            if self._is_deleted(member):
+                gone.append(number)
+            elif topic and limit_used(view.topics[topic].settings, member.group) != (member.assigned, name):
                 leaving.add(number)
         return joined[: FIXED.limit_members - len(ledger.members)], gone, leaving - set(gone)
 
@@ -245,7 +244,8 @@ class LimitShares:
         if ledger is None or not ledger.pause.version:
             return []
         home = LimitHome() if known is None else known.homes.get(limit, LimitHome())
-        return [ledger.members[number] for number in home.unpaused(ledger)]
+        members = [ledger.members[number] for number in home.unpaused(ledger)]
+        return [member for member in members if not self._is_deleted(member)]
 
     async def until_paused(self, leader: PartitionLeader, limit: str) -> None:
         """Wait until all members of a named limit that have a leader apply its pause, or its end. This node leads the
@@ -253,6 +253,11 @@ class LimitShares:
         while any([self._has_leader(member) for member in self.unpaused(leader, limit)]):
             self.on_change(leader)
             await self._known[leader].reported_news.wait()
+
+    def _is_deleted(self, member: Member) -> bool:
+        """Return whether the topic of a member was deleted: numbers of Raft groups are never used again."""
+        view = self._catalog.view
+        return member.raft_group not in view.partition_of_group and member.raft_group < view.next_group
 
     def _has_leader(self, member: Member) -> bool:
         name, partition = self._catalog.view.partition_of_group.get(member.raft_group, ("", -1))

@@ -9,6 +9,7 @@ import pytest
 
 from sandq.broker.catalog import Catalog
 from sandq.broker.delivery.limit_shares import LimitShares
+from sandq.partition.limits.allowance import LimitPause
 from sandq.partition.limits.ledger import Member
 from sandq.protocol.peer import PeerFrame
 from tests.support.nodes.fake_links import FakeLinks
@@ -96,7 +97,7 @@ def test_malformed_reports_are_refused(shares: LimitShares, row: Any) -> None:
 class Opened(Catalog):
     """The metadata has the partitions 7 and 8 of a topic. This node has opened only the first."""
 
-    view: Any = SimpleNamespace(partition_of_group={7: ("t", 0), 8: ("t", 1)})
+    view: Any = SimpleNamespace(partition_of_group={7: ("t", 0), 8: ("t", 1)}, next_group=9)
 
     def __init__(self) -> None:
         self.topics: Any = {"t": SimpleNamespace(record=SimpleNamespace(partitions=[SimpleNamespace(group=7)]))}
@@ -111,3 +112,20 @@ def test_member_in_a_partition_that_is_not_opened_yet_has_no_leader() -> None:
     for group in (7, 8):
         shares._ask(group, [])
     assert [body[0] for _, _, body in links.sent] == [7]
+
+
+class Home:
+    """The leader of the home of the limit "llm"."""
+
+    def __init__(self, ledger: Any) -> None:
+        limits = SimpleNamespace(ledgers={"llm": ledger})
+        self.raft_group = SimpleNamespace(status=SimpleNamespace(limits=limits))
+
+
+def test_member_of_a_deleted_topic_need_not_confirm_a_pause() -> None:
+    nothing: Any = None
+    members = {4096: Member(6, 1, "g"), 4097: Member(7, 1, "g"), 4098: Member(9, 1, "g")}
+    ledger = SimpleNamespace(members=members, pause=LimitPause(5, 1000, "an operator"))
+    home: Any = Home(ledger)
+    shares = LimitShares("node1", Opened(), nothing, nothing, nothing)
+    assert shares.unpaused(home, "llm") == [members[4097], members[4098]], "a later group may be unknown here"

@@ -176,6 +176,18 @@ async def test_home_that_does_not_answer_in_time(autojump_clock: trio.testing.Mo
         assert bed.pauses.on_frame("n2", PeerFrame.LIMIT_PAUSE_TOLD, (number, 5000, 2, 2, "")), "it came too late"
 
 
+async def test_limit_that_is_deleted_during_a_pause_is_not_found() -> None:
+    async with opened() as bed:
+        bed.home.status.limits.ledgers.clear()
+        leader: Any = bed.leader
+        with pytest.raises(NotFound, match="was deleted meanwhile"):
+            await bed.pauses.change(leader, c.PauseLimit("llm", 5000, "an operator", is_longer=False))
+        assert bed.pauses.on_frame("n2", PeerFrame.LIMIT_PAUSE_ASKED, (9, HOME_GROUP, "llm", 5000, BY))
+        await trio.testing.wait_all_tasks_blocked()
+        ((_, kind, body),) = bed.links.sent
+        assert (kind, body[:4]) == (PeerFrame.LIMIT_PAUSE_TOLD, (9, 0, 0, 0)) and "deleted meanwhile" in body[4]
+
+
 async def test_only_the_node_that_was_asked_may_reply() -> None:
     async with opened("n2") as bed:
         bed.reply = None
