@@ -12,8 +12,8 @@ from sandq.errors import InvalidName, InvalidRequest
 pytest.importorskip("kombu", reason="`make test` installs requirements-workers.lock")
 
 from sandq_workers.kombu.bindings import matches
-from sandq_workers.kombu.envelope import eta_of, incoming, key_of, outgoing, route_of, scheduled
-from sandq_workers.names import decoded, encoded
+from sandq_workers.kombu.envelope import eta_of, incoming, outgoing, route_of, scheduled
+from sandq_workers.names import decoded, encoded, key_of
 from sandq_workers.urls import masked, parse
 
 NOW_MS = 1_800_000_000_000

@@ -17,7 +17,8 @@ from sandq_workers.urls import Address
 FIRST_NAP_S: Final = 0.005
 _NAP_GROWTH: Final = 1.5
 _CONFLICT_NAP_S: Final = 0.1
-_SETTINGS: Final[dict[str, Any]] = {"history": "1m", "tombstone_retention": "1h"}
+SETTINGS: Final[dict[str, Any]] = {"history": "1m", "tombstone_retention": "1h"}
+"""Settings of topics of keys that are created."""
 R = TypeVar("R")
 
 
@@ -38,7 +39,7 @@ class KeyTopic:
         self.topic = address.prefix + topic
         self._address = address
         self._partitions = partitions
-        self._settings = {**_SETTINGS, **(settings or {})}
+        self._settings = {**SETTINGS, **(settings or {})}
         self._pid = 0
         self._client: Client
 

@@ -7,10 +7,12 @@ of `OPTIONS`. `urllib` does not accept several hosts, so this module reads the U
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
+import sandq
 from sandq.errors import InvalidRequest
 from sandq.sync import Client, connect
 
@@ -35,8 +37,14 @@ class Address:
 
     def connect(self, name: str) -> Client:
         """Connect to the cluster. Raises ConnectionLost if no server replies."""
-        options: dict[str, Any] = {"delivery_timeout": DELIVERY_TIMEOUT, **dict(self.options)}
-        return connect(*self.servers, name=name, token=self.token, **options)
+        return connect(*self.servers, name=name, token=self.token, **self._arguments())
+
+    def open(self, name: str) -> AbstractAsyncContextManager[sandq.Client]:
+        """Connect to the cluster from an event loop: `async with address.open(name) as client:`. The same errors."""
+        return sandq.connect(*self.servers, name=name, token=self.token, **self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"delivery_timeout": DELIVERY_TIMEOUT, **dict(self.options)}
 
 
 def parse(url: str, more: Mapping[str, str | bool | None] | None = None) -> Address:

@@ -14,19 +14,17 @@ while it runs, for a retry, is a new message, which the key names from then on (
 
 from __future__ import annotations
 
-import hashlib
-import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from kombu.utils.json import dumps, loads
 
+from sandq_workers.names import id_of_message, key_of
+
 HEADER: Final = "kombu"
 PRIORITY_MAX: Final = 9
 """The best priority in kombu. In sandq, lower numbers are delivered first."""
-KEY_BYTES: Final = 200
-"""Maximum length of a task's id that is the unique key itself. The key of a longer id is its hash."""
 SCHEDULED: Final = "scheduled"
 """A field of the rest: the message comes from a schedule, so that the id of its task has yet to be made."""
 
@@ -84,13 +82,6 @@ def outgoing(payload: Payload, *, exchange: str, routing_key: str, now_ms: int) 
     )
 
 
-def key_of(task_id: object) -> str:
-    """Return the unique key of a task."""
-    text = str(task_id)
-    data = text.encode("utf-8", "surrogatepass")
-    return text if len(data) <= KEY_BYTES and text.isprintable() else f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
 def scheduled(message: Outgoing) -> Outgoing:
     """Return the message of a schedule. Each message that the schedule sends is a task of its own, and expires by its
     ttl, not at one instant."""
@@ -105,7 +96,7 @@ def incoming(value: bytes, headers: Mapping[str, Any] | None, *, tag: str, attem
     `name`: topic and id of the message. The id of a task that a schedule has sent is made from it."""
     rest = _rest(headers)
     if rest.get(SCHEDULED):
-        rest = _with_task_id(rest, str(uuid.uuid5(uuid.NAMESPACE_URL, f"sandq:{name}")))
+        rest = _with_task_id(rest, str(id_of_message(name)))
     properties = _mapping(rest, "properties")
     info = {"exchange": "", "routing_key": "", **_mapping(properties, "delivery_info"), "redelivered": attempt > 1}
     return {

@@ -14,8 +14,9 @@ from typing import Any, Final
 from kombu.utils.json import loads
 
 from sandq.errors import NotFound, SandqError
-from sandq_workers.kombu.envelope import Payload, incoming, key_of
+from sandq_workers.kombu.envelope import Payload, incoming
 from sandq_workers.kombu.session import Session
+from sandq_workers.names import key_of
 
 log = logging.getLogger("sandq.workers")
 

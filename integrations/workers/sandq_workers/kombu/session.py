@@ -18,8 +18,8 @@ from typing import Any, Final
 from sandq.errors import NotFound, SandqError, TooLate, TopicExists, UnknownGroup, UnknownTopic
 from sandq_workers import clients
 from sandq_workers.kombu.bindings import Bindings
-from sandq_workers.kombu.envelope import Payload, key_of, outgoing
-from sandq_workers.names import decoded, encoded
+from sandq_workers.kombu.envelope import Payload, outgoing
+from sandq_workers.names import decoded, encoded, key_of
 from sandq_workers.urls import Address
 
 log = logging.getLogger("sandq.workers")
