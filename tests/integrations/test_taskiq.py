@@ -24,7 +24,14 @@ pytest.importorskip("taskiq", reason="`make test` installs requirements-workers.
 
 from sandq_workers.taskiq import ResultIsMissingError, SandqBroker, SandqResultBackend, SandqScheduleSource
 from sandq_workers.taskiq.schedules import _times
-from taskiq import Context, ScheduledTask, SimpleRetryMiddleware, SmartRetryMiddleware, TaskiqDepends, TaskiqResult
+from taskiq import (
+    Context,
+    ScheduledTask,
+    SimpleRetryMiddleware,
+    SmartRetryMiddleware,
+    TaskiqDepends,
+    TaskiqResult,
+)
 from taskiq.abc.broker import AsyncBroker
 from taskiq.depends.progress_tracker import TaskProgress
 from taskiq.exceptions import ResultGetError, ResultSetError, SendTaskError
