@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -550,19 +551,21 @@ def test_task_of_a_killed_worker_runs_again(url: str, tmp_path: Path, monkeypatc
     run(work())
 
 
-def test_example_of_the_page_runs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_page_runs(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (ROOT / "docs" / "integrations" / "taskiq.md").read_text(encoding="utf-8")
-    blocks = [
-        block.replace("sandq://127.0.0.1:7170", url) for block in re.findall(r"```python run\n(.*?)```", page, re.S)
-    ]
-    space: dict[str, Any] = {"__name__": "shop"}
-    for block in blocks:
-        exec(compile(block, "taskiq.md", "exec"), space)
+    shop: Any = ModuleType("shop")
+    monkeypatch.setitem(sys.modules, "shop", shop)
+    for block in re.findall(r"```python run\n(.*?)```", page, re.S):
+        exec(compile(block.replace("sandq://127.0.0.1:7170", url), "taskiq.md", "exec"), shop.__dict__)
 
     async def work() -> None:
-        async with working(space["broker"]):
-            assert await result_of(await space["add"].kiq(2, 3)) == 5
-        await space["main"]()
+        async with working(shop.broker):
+            assert await result_of(await shop.add.kiq(2, 3)) == 5
+        await shop.main()
+        async with started(shop.broker):
+            assert [one.schedule_id for one in await shop.source.stored()] == ["nightly"]
 
     run(work())
     assert capsys.readouterr().out == "delayed\ncancelled\n"
