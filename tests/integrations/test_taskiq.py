@@ -24,7 +24,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 pytest.importorskip("taskiq", reason="`make test` installs requirements-workers.lock")
 
 from sandq_workers.taskiq import ResultIsMissingError, SandqBroker, SandqResultBackend, SandqScheduleSource
-from sandq_workers.taskiq.schedules import _times
+from sandq_workers.taskiq.schedules import times_of
 from taskiq import (
     Context,
     ScheduledTask,
@@ -377,6 +377,43 @@ def test_schedules_of_labels_are_stored_changed_and_deleted(broker: SandqBroker)
     run(work())
 
 
+def test_schedules_of_tenants_are_stored_and_deleted(url: str) -> None:
+    broker = SandqBroker(url, kind="fair")
+    source = SandqScheduleSource(broker)
+
+    @broker.task
+    async def nothing() -> None: ...
+
+    async def work() -> None:
+        async with started(broker):
+            kicker = nothing.kicker().with_labels(tenant="a", priority=3)
+            every = await kicker.schedule_by_interval(source, 60)
+            once = await kicker.schedule_by_time(source, datetime.now(UTC) + timedelta(days=1))
+            assert [one.interval for one in await source.stored()] == [timedelta(minutes=1)]
+            await every.unschedule()
+            assert await source.stored() == [] and await counted(url) == 1
+            await once.unschedule()
+            assert await counted(url) == 0
+
+    run(work())
+
+
+def test_schedule_of_a_different_program_is_not_listed(broker: SandqBroker, url: str) -> None:
+    source = SandqScheduleSource(broker)
+
+    @broker.task
+    async def nothing() -> None: ...
+
+    async def work() -> None:
+        async with started(broker):
+            await nothing.schedule_by_interval(source, 60)
+            client = await broker.clients.get()
+            await client.schedules(broker.topic("taskiq")).create("taskiq/odd", b"\xff", every="1h")
+            assert [one.interval for one in await source.stored()] == [timedelta(minutes=1)]
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("times", "found"),
     [
@@ -395,9 +432,9 @@ def test_times_of_a_schedule_are_those_of_sandq_or_refused(times: dict[str, Any]
     schedule = ScheduledTask(task_name="t", labels={}, args=[], kwargs={}, **times)
     if found is None:
         with pytest.raises(InvalidRequest):
-            _times(schedule)
+            times_of(schedule)
     else:
-        assert _times(schedule) == found
+        assert times_of(schedule) == found
 
 
 def result(value: Any, **more: Any) -> TaskiqResult[Any]:

@@ -101,8 +101,11 @@ class SandqResultBackend(AsyncResultBackend[ReturnType]):
     async def _put(self, key: str, value: TaskiqResult[ReturnType] | TaskProgress[Any]) -> None:
         try:
             data = self.serializer.dumpb(value.model_dump(mode=self._mode))
+        except Exception as error:  # each serializer has errors of its own
+            raise ResultSetError from error
+        try:
             await self._call(lambda keys: keys.put(key, data, ttl=self._ttl))
-        except (ValueError, TypeError, TooLarge) as error:  # pydantic's and the serializers' errors are these
+        except TooLarge as error:
             raise ResultSetError from error
 
     async def _call(self, call: Callable[[sandq.Keys], Awaitable[R]]) -> R:

@@ -6,6 +6,7 @@ time, and its unique key is the id of its task: the id of the schedule, unless t
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -17,6 +18,8 @@ import sandq
 from sandq.errors import InvalidRequest, NotFound, TooLate, UnknownTopic
 from sandq_workers.names import key_of
 from sandq_workers.taskiq.broker import SandqBroker, time_ms
+
+log = logging.getLogger("sandq.workers")
 
 PREFIX: Final = "taskiq"
 _ID: Final = "taskiq-schedule"
@@ -51,7 +54,7 @@ class SandqScheduleSource(ScheduleSource):
         row = {
             "name": self._name(schedule.schedule_id),
             "value": message.message,
-            **_times(schedule),
+            **times_of(schedule),
             **self._broker.rank(schedule.labels),
         }
 
@@ -66,11 +69,16 @@ class SandqScheduleSource(ScheduleSource):
         client = await self._broker.clients.get()
         for queue_name in self._broker.known_queues:
             topic = self._broker.topic(queue_name)
-            with suppress(NotFound, UnknownTopic):
-                await client.schedules(topic).delete(self._name(schedule_id))
-                return
             with suppress(UnknownTopic):
+                await self._delete(client.schedules(topic), schedule_id)
                 await self._cancel(client.messages(topic), schedule_id)
+
+    async def _delete(self, schedules: sandq.Schedules, schedule_id: str) -> None:
+        name = self._name(schedule_id)
+        async for row in schedules.list(prefix=name):  # `get` needs the tenant
+            if row.name == name:
+                with suppress(NotFound):
+                    await schedules.delete(name, tenant=row.tenant)
 
     async def _cancel(self, messages: sandq.Messages, schedule_id: str) -> None:
         with suppress(NotFound, TooLate):
@@ -88,7 +96,7 @@ class SandqScheduleSource(ScheduleSource):
         for queue_name in self._broker.known_queues:
             with suppress(UnknownTopic):
                 rows = client.schedules(self._broker.topic(queue_name)).list(prefix=f"{self._prefix}/")
-                found += [self._task(row) async for row in rows]
+                found += [task async for row in rows if (task := self._task(row)) is not None]
         return found
 
     async def store_labels(self) -> list[str]:
@@ -139,9 +147,14 @@ class SandqScheduleSource(ScheduleSource):
         )
         return self._broker.formatter.dumps(message)
 
-    def _task(self, row: sandq.Schedule) -> ScheduledTask:
-        message = self._broker.formatter.loads(row.value)
-        message.parse_labels()
+    def _task(self, row: sandq.Schedule) -> ScheduledTask | None:
+        """Return the schedule in a row; None if another program made it, and Taskiq cannot read its message."""
+        try:
+            message = self._broker.formatter.loads(row.value)
+            message.parse_labels()
+        except ValueError:
+            log.warning("schedule %s of %s has a message that cannot be decoded", row.name, row.topic)
+            return None
         return ScheduledTask(
             task_name=message.task_name,
             labels=message.labels,
@@ -154,7 +167,7 @@ class SandqScheduleSource(ScheduleSource):
         )
 
 
-def _times(schedule: ScheduledTask) -> dict[str, Any]:
+def times_of(schedule: ScheduledTask) -> dict[str, Any]:
     """Return the times of a schedule as arguments of sandq. Raises InvalidRequest if sandq cannot express them."""
     if schedule.cron is None:
         return {"every": schedule.interval}
