@@ -84,7 +84,7 @@ class SandqResultBackend(AsyncResultBackend[ReturnType]):
             raise ResultIsMissingError
         if not self.keep_results:
             await self._call(lambda keys: keys.delete(key))
-        result = TaskiqResult[ReturnType].model_validate(self.serializer.loadb(entry.value))
+        result: TaskiqResult[ReturnType] = TaskiqResult.model_validate(self.serializer.loadb(entry.value))
         if not with_logs:
             result.log = None
         return result
@@ -96,7 +96,7 @@ class SandqResultBackend(AsyncResultBackend[ReturnType]):
     async def get_progress(self, task_id: str) -> TaskProgress[Any] | None:
         """Return the progress of a task; None if it has none."""
         entry = await self._call(lambda keys: keys.get(_progress_key(task_id)))
-        return None if entry is None else TaskProgress[Any].model_validate(self.serializer.loadb(entry.value))
+        return None if entry is None else TaskProgress.model_validate(self.serializer.loadb(entry.value))
 
     async def _put(self, key: str, value: TaskiqResult[ReturnType] | TaskProgress[Any]) -> None:
         try:
