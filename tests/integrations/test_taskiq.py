@@ -329,11 +329,14 @@ def test_schedules_fire_in_the_broker_with_an_id_for_each_task(broker: SandqBrok
             at = datetime.now(UTC) + timedelta(milliseconds=200)
             once = await note.schedule_by_time(source, at, "once")
             every = await note.schedule_by_interval(source, 1, "every")
-            unscheduled = await note.schedule_by_time(source, datetime.now(UTC) + timedelta(seconds=0.4), "never")
-            named = note.kicker().with_task_id("chosen")
-            chosen = await named.schedule_by_time(source, datetime.now(UTC) + timedelta(seconds=0.4), "never")
-            await unscheduled.unschedule()
-            await chosen.unschedule()
+            in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+            unscheduled = await note.schedule_by_time(source, in_an_hour, "never")
+            chosen = await note.kicker().with_task_id("chosen").schedule_by_time(source, in_an_hour, "never")
+            for schedule, task_id in ((unscheduled, unscheduled.schedule_id), (chosen, "chosen")):
+                assert (await broker.why(task_id))["state"] == "delayed"
+                await schedule.unschedule()
+                with pytest.raises(NotFound):
+                    await broker.why(task_id)
             assert await arrived.get() == "once" and datetime.now(UTC) >= at
             assert [await arrived.get() for _ in range(2)] == ["every", "every"]
             await every.unschedule()
@@ -344,6 +347,25 @@ def test_schedules_fire_in_the_broker_with_an_id_for_each_task(broker: SandqBrok
         assert len({task_id for _, task_id in ids}) == 3
 
     run(work())
+
+
+def test_task_of_a_schedule_keeps_its_id_when_it_is_delivered_again(broker: SandqBroker) -> None:
+    source, ids = SandqScheduleSource(broker), list[str]()
+
+    @broker.task
+    async def nothing() -> None: ...
+
+    async def work() -> None:
+        async with started(broker):
+            await nothing.kicker().with_schedule_id("s").schedule_by_interval(source, 1)
+        for _ in range(2):
+            async with started(broker):
+                message = await anext(broker.listen())
+                ids.append(broker.formatter.loads(message.data).task_id)
+                await source.delete_schedule("s")
+
+    run(work())
+    assert ids[0] == ids[1] != "s"
 
 
 def test_schedules_of_labels_are_stored_changed_and_deleted(broker: SandqBroker) -> None:
