@@ -207,7 +207,7 @@ def test_large_messages_leave_others_their_share() -> None:
     assert plan.plan(TOKENS, after, NOW_MS + 5 * ROTATION_MS) == {1: (0, 100), 2: (0, 0)}
 
 
-def test_partitions_that_wait_for_acks_have_turns_after_very_many_units() -> None:
+def test_partitions_that_wait_for_acks_get_shares_after_very_many_units() -> None:
     limit, plan = TOKENS._replace(max_in_flight=1), LimitPlan()
     for used in (0, 2**41):
         uses = {number: PartitionUse(0, 0, 0, used, 1, TOKENS.burst or 0) for number in (1, 2)}
