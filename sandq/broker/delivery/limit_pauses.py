@@ -186,7 +186,9 @@ class LimitPauses:
         if ledger is None:
             raise NotFound(f"there is no limit {command.limit!r}: it was deleted meanwhile", limit=command.limit)
         unpaused = self.shares.unpaused(leader, command.limit)
-        return Held(pause.until_ms, len(ledger.members) - len(unpaused), len(ledger.members))
+        # By the clock of the home, the end of a short pause may have passed.
+        until_ms = max(pause.until_ms, command.until_ms) if command.is_longer else pause.until_ms
+        return Held(until_ms, len(ledger.members) - len(unpaused), len(ledger.members))
 
     async def _answer(self, node: str, number: int, leader: PartitionLeader, command: c.PauseLimit) -> None:
         """Pause a limit, and reply to the node that asked. Without a reply, the client repeats the pause."""

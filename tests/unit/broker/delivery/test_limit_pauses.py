@@ -31,6 +31,8 @@ class Home:
     def __init__(self) -> None:
         self.entries: list[c.PauseLimit] = []
         self.error: SandqError | None = None
+        self.earlier: LimitPause | None = None
+        """The pause that stays as it is."""
         self.gate = trio.Event()
         self.gate.set()
         self.ledger = SimpleNamespace(members={1: "first", 2: "second"})
@@ -41,7 +43,7 @@ class Home:
         await self.gate.wait()
         if self.error is not None:
             raise self.error
-        return LimitPause(len(self.entries), command.until_ms, command.by)
+        return self.earlier or LimitPause(len(self.entries), command.until_ms, command.by)
 
 
 class Shares:
@@ -105,6 +107,14 @@ async def test_home_at_this_node_stores_the_pause() -> None:
         assert await bed.pause() == 5000
         assert bed.home.entries == [c.PauseLimit("llm", 5000, BY, is_longer=True)]
         assert bed.links.sent == [] and not bed.pauses._running
+
+
+async def test_pause_whose_end_has_passed_at_the_home_returns_this_end() -> None:
+    async with opened() as bed:
+        bed.home.earlier = LimitPause(0, 0, "")
+        assert await bed.pause() == 5000
+        bed.home.earlier = LimitPause(1, 9000, BY)
+        assert await bed.pause() == 9000
 
 
 async def test_home_at_another_node_is_asked() -> None:
