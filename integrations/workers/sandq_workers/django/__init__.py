@@ -6,7 +6,8 @@
     }}
 
 `backend` sends tasks and reads their results. `worker` runs them (`manage.py sandq_worker`). `outbox` stores tasks in
-the caller's transaction (`manage.py sandq_outbox`). The commands need `sandq_workers.django` in INSTALLED_APPS.
+the caller's transaction, and `relay` sends them (`manage.py sandq_outbox`). The commands need `sandq_workers.django` in
+INSTALLED_APPS.
 """
 
 from __future__ import annotations

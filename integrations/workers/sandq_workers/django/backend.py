@@ -103,10 +103,8 @@ class SandqBackend(BaseTaskBackend):
             worker_ids=[],
         )
         if self.settings.outbox:
-            from sandq_workers.django.outbox import write
-
             records.set_fields(result, enqueued_at=timezone.now())
-            write(self, result)
+            self.outbox().write(result)
             task_enqueued.send(type(self), task_result=result)
         elif self.settings.enqueue_on_commit:
             transaction.on_commit(partial(self._send, result), using=self.settings.database)
@@ -120,11 +118,9 @@ class SandqBackend(BaseTaskBackend):
         self._check_options()
         if not isinstance(result_id, str) or not 1 <= len(result_id) <= _MOST_ID_CHARS:
             raise TaskResultDoesNotExist(result_id)
-        record = self.stored(result_id)
-        if record is None and self.settings.outbox:
-            from sandq_workers.django.outbox import find
-
-            record = find(self, result_id)
+        # The table first: its row is deleted after the record is stored, so one of the two reads finds the task.
+        unsent = self.outbox().find(result_id) if self.settings.outbox else None
+        record = self.stored(result_id) or unsent
         if record is None:
             raise TaskResultDoesNotExist(result_id)
         try:
@@ -176,6 +172,13 @@ class SandqBackend(BaseTaskBackend):
         except UnknownTopic:
             self.create_topic(record["queue"])
             produce()
+
+    def outbox(self) -> Any:
+        """Return the `Outbox` of this backend. Needs the app in INSTALLED_APPS."""
+        # Django loads the models of an app after the module of the app, which imports this module.
+        from sandq_workers.django.outbox import Outbox
+
+        return Outbox(self.settings.database, self.alias)
 
     def stored(self, result_id: str) -> dict[str, Any] | None:
         """Return the stored record of a task; None if there is none."""

@@ -1,4 +1,4 @@
-"""The OPTIONS of a backend in the setting TASKS, and what is wrong with them."""
+"""The OPTIONS of a backend in the setting TASKS, with a check of each."""
 
 from __future__ import annotations
 

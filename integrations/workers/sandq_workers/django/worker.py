@@ -110,7 +110,7 @@ class Worker:
     def _start_relay(self, stopped: threading.Event) -> threading.Thread | None:
         if not self._backend.settings.outbox:
             return None
-        from sandq_workers.django.outbox import relay_until
+        from sandq_workers.django.relay import relay_until
 
         relay = threading.Thread(target=relay_until, args=(self._backend, stopped), name="sandq-outbox", daemon=True)
         relay.start()
@@ -135,7 +135,9 @@ class Worker:
             log.error("message %s becomes a dead letter: %s", message.id, error)
             message.dead(error)
             return
-        record = _patiently(lambda: self._backend.stored(record["id"])) or record
+        name = record["id"]
+        stored = _patiently(lambda: self._backend.stored(name))
+        record = record if stored is None else stored
         if record["status"] == TaskResultStatus.SUCCESSFUL:
             message.ack()  # an earlier worker was killed between the result and the ack
             return

@@ -27,7 +27,7 @@ class Command(BaseCommand):
         backend = backend_of(options["backend"])
         if not backend.settings.outbox:
             raise CommandError(f"TASKS[{backend.alias!r}] does not have the option outbox")
-        from sandq_workers.django.outbox import relay, relay_until
+        from sandq_workers.django.relay import relay, relay_until
 
         if options["once"]:
             try:
