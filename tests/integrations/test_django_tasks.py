@@ -156,8 +156,15 @@ def test_tasks_run_and_have_results(site: Site) -> None:
     for wrong in ("nothing", "", "x" * 2000, "gone"):
         with pytest.raises(TaskResultDoesNotExist):
             backend.get_result(wrong)
+    good = backend.stored(sum_.id)
+    for wrong_record in (
+        [], {}, {**good, "id": ""}, {**good, "id": "x" * 2000}, {**good, "priority": None}, {**good, "errors": {}},
+        {**good, "run_after": "soon"},
+    ):  # fmt: skip
+        with pytest.raises(UnknownTask):
+            decoded(json.dumps(wrong_record))
     with pytest.raises(UnknownTask):
-        decoded(b"[]")
+        decoded(b"[" * 200_000)
 
 
 def test_priority_and_run_after_decide_the_order(site: Site, lines: Path) -> None:
@@ -308,6 +315,7 @@ def test_checks_name_what_is_wrong(site: Site, tmp_path: Path) -> None:
     ):  # fmt: skip
         assert next(iter(wrong)) in problems(**wrong)
     assert "no 'other'" in problems(database="other")
+    assert "topic of the results" in problems(queues=["django.results"])
     assert "characters as a topic" in problems(queues=["x" * 300])
     assert not problems(result_ttl=timedelta(hours=1), kind="timer")
     broken = SandqBackend("shop", {"OPTIONS": {"url": "redis://here"}})

@@ -35,9 +35,8 @@ from sandq_workers.key_topic import KeyTopic
 from sandq_workers.names import encoded
 
 APP: Final = "sandq_workers.django"
+_NO_DATABASE: Final = "django.db.backends.dummy"
 _ID_CHARS: Final = 32
-_MOST_ID_CHARS: Final = 64
-"""Django's limit for the id of a task."""
 _LOWEST_PRIORITY: Final = 100
 """Django's highest priority is the lowest number in sandq, which is delivered first."""
 _MOST_DAYS: Final = 3650
@@ -116,7 +115,7 @@ class SandqBackend(BaseTaskBackend):
         """Return the result with an id. Raises Django's TaskResultDoesNotExist, also if the program does not have the
         task any more; and ImproperlyConfigured, and the errors of sandq's client."""
         self._check_options()
-        if not isinstance(result_id, str) or not 1 <= len(result_id) <= _MOST_ID_CHARS:
+        if not isinstance(result_id, str) or not 1 <= len(result_id) <= records.MOST_ID_CHARS:
             raise TaskResultDoesNotExist(result_id)
         # The table first: its row is deleted after the record is stored, so one of the two reads finds the task.
         unsent = self.outbox().find(result_id) if self.settings.outbox else None
@@ -135,14 +134,16 @@ class SandqBackend(BaseTaskBackend):
             yield checks.Error(f"{where}: {problem}", id="sandq.E001")
         for queue in sorted(self.queues):
             try:
-                self.topic(queue)
+                if self.topic(queue) == self.keys.topic:
+                    yield checks.Error(f"{where}: the queue {queue!r} is the topic of the results", id="sandq.E002")
             except InvalidName as error:
                 yield checks.Error(f"{where}: {error}", id="sandq.E002")
         settings = self.settings
         if settings.outbox and not apps.is_installed(APP):
             hint = f"Add {APP!r} to INSTALLED_APPS, and run manage.py migrate."
             yield checks.Error(f"{where}: the option outbox needs the app {APP}", hint=hint, id="sandq.E003")
-        if (settings.outbox or settings.enqueue_on_commit) and settings.database not in connections.settings:
+        engine = connections.settings.get(settings.database, {}).get("ENGINE", _NO_DATABASE)
+        if (settings.outbox or settings.enqueue_on_commit) and engine == _NO_DATABASE:
             hint = "Set the option database, or enqueue_on_commit to False."
             text = f"{where}: DATABASES has no {settings.database!r}, whose transactions the backend would use"
             yield checks.Error(text, hint=hint, id="sandq.E004")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from types import NoneType
 from typing import Any, Final
 
 from django.utils.module_loading import import_string
@@ -14,6 +15,16 @@ from django.utils.module_loading import import_string
 from sandq_workers.django.api import Task, TaskError, TaskResult, TaskResultStatus
 
 _TIMES: Final = ("enqueued_at", "started_at", "finished_at", "last_attempted_at")
+_KINDS: Final[dict[str, Any]] = {
+    **dict.fromkeys(("id", "task", "queue", "status"), str),
+    "priority": int,
+    "run_after": (str, NoneType),
+    **dict.fromkeys(("args", "errors", "worker_ids"), list),
+    "kwargs": dict,
+}
+"""Types of fields that are used before the task is known."""
+MOST_ID_CHARS: Final = 64
+"""Django's limit for the id of a task."""
 _TRACEBACK_CHARS: Final = 20_000
 """Maximum length of a stored traceback. Its end is kept."""
 
@@ -49,12 +60,14 @@ def decoded(data: bytes | str) -> dict[str, Any]:
     """Return a record. Raises UnknownTask if the data is not a record."""
     try:
         record = json.loads(data)
-        if not isinstance(record["id"], str) or not isinstance(record["task"], str):
-            raise TypeError("the id and the task must be texts")
-        if not isinstance(record["errors"], list) or not isinstance(record["worker_ids"], list):
-            raise TypeError("the errors and the ids of workers must be lists")
-        return {"status": None, **record}
-    except (ValueError, TypeError, KeyError) as error:
+        for name, kind in _KINDS.items():
+            if not isinstance(record[name], kind):
+                raise TypeError(f"{name} has the wrong type")
+        if not 1 <= len(record["id"]) <= MOST_ID_CHARS:
+            raise ValueError(f"the id must have 1 to {MOST_ID_CHARS} characters")
+        _time(record["run_after"])
+        return dict(record)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UnknownTask(f"the message is not a task of Django: {error!r}") from error
 
 

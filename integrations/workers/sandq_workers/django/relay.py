@@ -48,7 +48,8 @@ def relay_until(backend: SandqBackend, stopped: threading.Event) -> None:
         close_old_connections()
         try:
             relay(backend)
-        except (SandqError, DatabaseError) as error:
-            log.warning("the outbox waits: %s", error)
+        except Exception as error:  # the thread goes on, whatever happens
+            is_usual = isinstance(error, SandqError | DatabaseError)
+            log.warning("the outbox waits: %s", error, exc_info=None if is_usual else error)
         finally:
             close_old_connections()

@@ -121,9 +121,12 @@ class Worker:
         close_old_connections()
         try:
             self._settle(message)
-        except Exception:
-            log.exception("the task of message %s is given back", message.id)
+        except Retriable as error:
+            log.warning("the broker is away, and the task of message %s is given back: %s", message.id, error)
             message.give_back(delay=_GIVE_BACK_DELAY)
+        except Exception as error:  # it counts as an attempt, so that the message is a dead letter in the end
+            log.exception("the task of message %s is tried again", message.id)
+            message.nack(error=error)
         finally:
             close_old_connections()
             feed.settled()
