@@ -157,6 +157,14 @@ def test_tasks_run_and_have_results(site: Site) -> None:
         with pytest.raises(TaskResultDoesNotExist):
             backend.get_result(wrong)
     good = backend.stored(sum_.id)
+    # A worker was killed between the result and the ack; a dead letter is redriven.
+    backend.client.produce("site.q1", json.dumps(good).encode(), priority=-1)
+    letter = next(each for each in backend.client.dead("site.q1", "workers").list() if "broken" in (each.error or ""))
+    backend.client.dead("site.q1", "workers").redrive_ids([letter.id])
+    with site.worker("q1", threads=1):
+        wait_until(lambda: (broken.refresh(), broken.attempts == 3 and broken.is_finished)[1])
+    sum_.refresh()
+    assert sum_.attempts == 1
     for wrong_record in (
         [], {}, {**good, "id": ""}, {**good, "id": "x" * 2000}, {**good, "priority": None}, {**good, "errors": {}},
         {**good, "run_after": "soon"},
@@ -279,6 +287,7 @@ def test_outbox_survives_kills_before_and_after_sending(
         relay(backend)
     monkeypatch.undo()
     row = OutboxTask.objects.get()
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
     assert len(list(backend.client.messages("site.q5").list())) == 1
     refused = OutboxTask.objects.create(task_id="refused", backend="outbox", record="[]")
     out = io.StringIO()
@@ -295,6 +304,11 @@ def test_outbox_survives_kills_before_and_after_sending(
         wait_until(lambda: site.finished(more))
         wait_until(lambda: not OutboxTask.objects.exists())
     assert lines.read_text().splitlines() == ["committed", "more"]
+    last = say.enqueue("last", str(lines))
+    command = site.start("sandq_outbox", "--backend", "outbox")
+    wait_until(lambda: not OutboxTask.objects.exists())
+    command.terminate()
+    assert command.wait(PATIENCE_S) == 0 and backend.stored(last.id) is not None
 
 
 def test_checks_name_what_is_wrong(site: Site, tmp_path: Path) -> None:
