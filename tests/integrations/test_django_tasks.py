@@ -312,8 +312,10 @@ def test_outbox_survives_kills_before_and_after_sending(
 
 
 def test_checks_name_what_is_wrong(site: Site, tmp_path: Path) -> None:
+    from django.core.checks import run_checks
     from django.core.exceptions import ImproperlyConfigured
     from django.core.management import CommandError, call_command
+    from django.test import override_settings
     from sandq_workers.django import SandqBackend
 
     def problems(queues: Any = ("default",), **options: Any) -> str:
@@ -332,6 +334,9 @@ def test_checks_name_what_is_wrong(site: Site, tmp_path: Path) -> None:
     assert "topic of the results" in problems(queues=["django.results"])
     assert "characters as a topic" in problems(queues=["x" * 300])
     assert not problems(result_ttl=timedelta(hours=1), kind="timer")
+    wrong = {"BACKEND": "sandq_workers.django.SandqBackend", "OPTIONS": {"url": "redis://here"}}
+    with override_settings(TASKS={**settings.TASKS, "wrong": wrong}):
+        assert [message.id for message in run_checks()] == ["sandq.E001"]
     broken = SandqBackend("shop", {"OPTIONS": {"url": "redis://here"}})
     with pytest.raises(ImproperlyConfigured, match="sandq://"):
         broken.enqueue(site.tasks.add, [1, 2], {})

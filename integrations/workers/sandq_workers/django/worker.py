@@ -94,13 +94,16 @@ class Worker:
             lease=backend.settings.lease,
         )
         pauses = naps(_NAP_MOST_S)
+        is_away = False
         while not self._is_stopping:
             try:
                 for name in self._queues:
                     backend.create_topic(name)
                 return Feed(backend.client, terms, lambda: self._wakes.put(None))
             except Retriable as error:
-                log.warning("the broker cannot be reached, and the worker waits for it: %s", error)
+                if not is_away:
+                    log.warning("the broker cannot be reached, and the worker waits for it: %s", error)
+                is_away = True
             try:
                 self._wakes.get(timeout=next(pauses))
             except queue.Empty:
