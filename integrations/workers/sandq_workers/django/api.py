@@ -10,7 +10,8 @@ try:
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 except ImportError:
-    import django_tasks.checks  # noqa: F401: registers the system check, which Django 6 does by itself
+    # Importing it registers the system check, which Django 6 does by itself.
+    from django_tasks import checks as checks
     from django_tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import Task, TaskError
