@@ -10,9 +10,10 @@ try:
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 except ImportError:
-    # Importing it registers the system check, which Django 6 does by itself.
-    from django_tasks import checks as checks
     from django_tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
+
+    # Importing `checks` registers the system check, which Django 6 does by itself.
+    from django_tasks import checks as checks
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import Task, TaskError
     from django_tasks.exceptions import InvalidTaskError as InvalidTask
