@@ -491,8 +491,9 @@ def _check_pause(item: Any) -> str | None:
 
 
 class LeasePause(Request, type=Type.LEASE_PAUSE):
-    """Pause the `tenant`, the `key` or the `group` of leased messages, or the named `limit` of the group, for a time. A
-    pause that ends later stays as it is. Items: `[token, offset, part, for_ms, group]`. `group`: name of the group that holds the lease."""
+    """Pause the `tenant`, the `key` or the `group` of leased messages, or the named `limit` of the group, for a time.
+    A pause that ends later stays as it is. Items: `[token, offset, part, for_ms, group]`. `group`: name of the
+    group that holds the lease."""
 
     group_number: int
     partition: Partition

@@ -102,8 +102,8 @@ MAY_READ = {
 }
 # `sandq` and `sandq.sync` load the embedded broker when it is used. Its modules may import them.
 EMBEDDED = "sandq.embed"
-# These libraries come with the extras sandq[spark], sandq[sql], sandq-client[otel] and those of sandq-workers. All other
-# code runs without them.
+# These libraries come with the extras sandq[spark], sandq[sql], sandq-client[otel] and those of sandq-workers. All
+# other code runs without them.
 EXTRA = {
     *("amqp", "celery", "django", "django_tasks", "dramatiq", "duckdb", "kombu", "opentelemetry", "pyarrow"),
     *("pyspark", "sqlglot", "taskiq"),

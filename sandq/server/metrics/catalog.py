@@ -213,8 +213,8 @@ GROUPS: Final = (
         "sandq_push_messages_total",
         COUNTER,
         (*GROUP, "outcome"),
-        "Messages of a pushed group, by the outcome of their request: acked, retried, snoozed (also those that wait for "
-        "their host), dead.",
+        "Messages of a pushed group, by the outcome of their request: acked, retried, snoozed (also those that wait "
+        "for their host), dead.",
     ),
     Metric("sandq_push_in_flight", GAUGE, GROUP, "Push requests in progress."),
     Metric(

@@ -28,7 +28,7 @@ BUDGETS_S = {
     "unit": 199,
     "property": 87,
     "integration": 310,
-    "integrations": 30,
+    "integrations": 60,
     "simulation": 115,
     "faults": 130,
     "interop": 10,
