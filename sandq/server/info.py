@@ -306,6 +306,9 @@ class NodeState:
         """Return None: if this process hangs, it does not answer the health check at all."""
         return None
 
+    async def catch_up(self) -> None:
+        """Do nothing: the node itself is never behind its own state."""
+
     def ready(self) -> str | None:
         """Return why the node is not ready; None if it is."""
         if (failure := self.failure()) is not None:

@@ -151,7 +151,7 @@ def test_waiting_message_is_explained_moved_and_cancelled(broker: SandqBroker) -
     broker.join("default", timeout=PATIENCE_MS)
 
 
-def test_flush_join_and_queues_that_nobody_declared(broker: SandqBroker) -> None:
+def test_flush_join_and_undeclared_queues(broker: SandqBroker) -> None:
     @dramatiq.actor
     def remind() -> None: ...
 
@@ -249,7 +249,7 @@ def test_bucket_and_window_are_exact_among_threads(limits: SandqRateLimits) -> N
 def test_barrier(limits: SandqRateLimits) -> None:
     barrier = Barrier(limits, "x", ttl=60_000)
     assert barrier.create(parties=2) and not barrier.create(parties=2)
-    assert not barrier.wait(block=False) and not limits.wait("nobody", timeout=20)
+    assert not barrier.wait(block=False) and not limits.wait("other", timeout=20)
     waiter = threading.Thread(target=barrier.wait, kwargs={"timeout": PATIENCE_MS})
     waiter.start()
     assert barrier.wait(block=False)

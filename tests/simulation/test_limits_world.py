@@ -179,7 +179,7 @@ def pause_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Allowance, "is_paused", lambda allowance, now_ms: False)
 
 
-def nobody_needs_to_confirm_a_pause(patch: pytest.MonkeyPatch) -> None:
+def pause_needs_no_confirmation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LimitShares, "unpaused", lambda shares, leader, limit: [])
 
 
@@ -190,7 +190,7 @@ def pause_is_not_stored(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "seed"),
-    [(pause_is_ignored, 30), (nobody_needs_to_confirm_a_pause, 14), (pause_is_not_stored, 9)],
+    [(pause_is_ignored, 30), (pause_needs_no_confirmation, 14), (pause_is_not_stored, 9)],
 )
 def test_fault_of_pauses_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)

@@ -41,6 +41,10 @@ class Node(Protocol):
         """Return why the node is not ready; None if it is."""
         ...
 
+    async def catch_up(self) -> None:
+        """Wait a short time for an overdue report: the machine may have been suspended."""
+        ...
+
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in a format of Prometheus, and their content type."""
         ...

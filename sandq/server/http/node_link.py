@@ -33,6 +33,8 @@ from sandq.server.http.bounds import GATEWAY_S, Deadlines
 
 PUSH_S: Final = 0.5
 """Interval between two health messages of the node, in seconds."""
+CATCH_UP_S: Final = 0.8
+"""Time in seconds for which a health check waits for an overdue report: more than `PUSH_S`."""
 STALE_S: Final = 2.0
 """Age at which the last health message is too old to count, in seconds."""
 STARTING: Final = "the node is starting"

@@ -294,7 +294,9 @@ async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
 async def livez(request: Request) -> Any:
     """200 even if the disk has failed or the cluster has a problem: a restart would not fix these. If the node's
     process hangs, there is no response, or 503 if HTTP has a separate process."""
-    if (silence := gateway_of(request).node.silent()) is not None:
+    node = gateway_of(request).node
+    await node.catch_up()
+    if (silence := node.silent()) is not None:
         return problem(request.state.request_id, 503, "UNAVAILABLE", silence, retriable=True)
     return {"status": "ok"}
 
@@ -311,6 +313,7 @@ async def healthz(request: Request) -> Any:
     """503 once the disk is full or has failed, because nothing may be written any more. 503 `UNAVAILABLE` while the
     disk hangs."""
     node = gateway_of(request).node
+    await node.catch_up()
     if (failure := node.failure()) is not None:
         return problem(request.state.request_id, 503, "STORAGE_FAILED", failure)
     if (stalled := node.stalled()) is not None:
@@ -328,6 +331,7 @@ async def healthz(request: Request) -> Any:
 )
 async def readyz(request: Request) -> Any:
     gateway = gateway_of(request)
+    await gateway.node.catch_up()
     reason = "the node is stopping" if gateway.ending.is_set() else gateway.node.ready()
     if reason is not None:
         return problem(request.state.request_id, 503, "UNAVAILABLE", reason, retriable=True)

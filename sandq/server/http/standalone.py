@@ -18,6 +18,7 @@ from sandq.model.errors import SandqError, StartupError
 from sandq.model.limits import Limits
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.connections import serve_http
+from sandq.server.http.node_link import CATCH_UP_S
 from sandq.server.http.serve import HttpSettings
 from sandq.server.http.tls_listener import TlsListener
 from sandq.server.metrics.catalog import HTTP
@@ -57,6 +58,8 @@ class GatewayState:
         OwnProcess(registry=self._registry)
         self._reason: str | None = "the cluster has not answered yet"
         self._reported_s = 0.0
+        self._checked = anyio.Event()
+        """Set at the next check."""
 
     async def run(self, client: Client) -> None:
         """Check the cluster regularly, until cancelled."""
@@ -67,6 +70,8 @@ class GatewayState:
                 except SandqError as error:
                     waiting = error.message
                 self._reason, self._reported_s = waiting, anyio.current_time()
+                self._checked.set()
+                self._checked = anyio.Event()
             await anyio.sleep(POLL_S)
 
     def failure(self) -> str | None:
@@ -83,9 +88,18 @@ class GatewayState:
 
     def ready(self) -> str | None:
         """Return why the cluster cannot be used; None if it can."""
-        if self._reason is None and anyio.current_time() - self._reported_s > STALE_S:
+        if self._reason is None and self._is_stale():
             return "no node of the cluster answers"
         return self._reason
+
+    async def catch_up(self) -> None:
+        """Wait for a check that is overdue, for up to `CATCH_UP_S`."""
+        if self._reason is None and self._is_stale():
+            with anyio.move_on_after(CATCH_UP_S):
+                await self._checked.wait()
+
+    def _is_stale(self) -> bool:
+        return anyio.current_time() - self._reported_s > STALE_S
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in a format of Prometheus, and their content type."""

@@ -30,7 +30,7 @@ from sandq.model.logger import get_logger
 from sandq.server import logs, process_tuning
 from sandq.server.http.backups import target_of
 from sandq.server.http.connections import serve_http
-from sandq.server.http.node_link import STALE_S, STARTING, Begin, NodeInput, encode
+from sandq.server.http.node_link import CATCH_UP_S, STALE_S, STARTING, Begin, NodeInput, encode
 from sandq.server.http.nodes_tls import nodes_tls
 from sandq.server.http.serve import HttpSettings, RunningApp
 from sandq.server.http.tls_listener import TlsListener
@@ -74,6 +74,8 @@ class ReportedNode:
         self._health: tuple[str | None, str | None, str | None] = (None, None, STARTING)
         self._reported_s = now_s()
         """Time of the last report, in seconds."""
+        self._reported = anyio.Event()
+        """Set at the next report."""
         self._asking = anyio.Lock()
         self._request_number = 0
         self._metrics: tuple[bytes, str] | None = None
@@ -90,6 +92,8 @@ class ReportedNode:
         match message:
             case {"health": [failure, stalled, ready]}:
                 self._health, self._reported_s = (failure, stalled, ready), self._now_s()
+                self._reported.set()
+                self._reported = anyio.Event()
                 self._report()
             case {"metrics": number, "content_type": content_type} if number == self._request_number:
                 self._metrics = body, content_type
@@ -120,6 +124,13 @@ class ReportedNode:
         if self._health[2] == STARTING or self._now_s() - self._reported_s <= self._stale_s:
             return None
         return f"the node has not reported its state for {self._stale_s:g} s"
+
+    async def catch_up(self) -> None:
+        """Wait for a report that is overdue, for up to `CATCH_UP_S`: after the machine was suspended, the report is
+        about to arrive."""
+        if self.silent() is not None:
+            with anyio.move_on_after(CATCH_UP_S):
+                await self._reported.wait()
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in a format of Prometheus, and their content type. Raise Unavailable."""

@@ -45,7 +45,7 @@ def test_limit_of_the_cluster_stays_with_a_warning_if_it_differs() -> None:
     assert not other.new and "limit llm is different in the backup" in other.warnings[0]
 
 
-def test_limit_that_nobody_has_is_refused() -> None:
+def test_undefined_limit_is_refused() -> None:
     with pytest.raises(NotFound, match="sandctl limit set llm"):
         plan_limits([USER], {}, None, all_limits=False)
     assert not plan_limits([USER], {}, defined(llm=LLM).settings, all_limits=False).new

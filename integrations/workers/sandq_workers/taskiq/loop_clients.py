@@ -33,7 +33,7 @@ class _Shared:
             if self.client.done():
                 raise
             self.client.set_exception(error)
-            self.client.exception()  # it may be that nobody waits any more, which is no fault
+            self.client.exception()  # no warning if no caller waits any more
         finally:
             if not self.client.done():
                 self.client.cancel()
